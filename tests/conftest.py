@@ -68,7 +68,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.split("::")[0]
+            file = nodeid.split("::")[0].replace("test_built_site", "test_site")
             return nodeid if file.endswith("test_pages.py") else file
 
     config.option.loadscopereorder = False

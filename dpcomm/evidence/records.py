@@ -6,6 +6,8 @@
 __all__ = ['Record', 'read', 'load', 'append', 'current']
 
 # %% ../../nbs/evidence/records.ipynb #e3b5f287
+# pyright: reportInvalidTypeForm=false
+# (Plain names itself, level by level)
 import hashlib
 import importlib.metadata
 import json

@@ -10,7 +10,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -68,7 +68,9 @@ def variance(t: Values, eps: float) -> Values:
 
 # %% ../../nbs/baselines/pm.ipynb #7ff27ee2
 SHARE = 2.5  # epsilon that one coordinate gets
-PLAIN = dict(dtype=torch.float32, device="cpu")  # whatever torch's defaults are
+PLAIN: dict[str, Any] = dict(
+    dtype=torch.float32, device="cpu"
+)  # whatever torch's defaults are
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(bound=1.0, eps=eps), {}, 10**6) for eps in (1.0, 6.0)
 )

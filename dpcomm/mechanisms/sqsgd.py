@@ -9,6 +9,7 @@ __all__ = ['rotate', 'unrotate']
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +86,9 @@ def unrotate(x: Tensor, seed: int, count: int) -> Tensor:
 
 # %% ../../nbs/sqsgd/chapter.ipynb #0b12a98f
 SPANS = ("fixed", "tight")
-FLOAT32 = dict(dtype=torch.float32, device="cpu")  # whatever torch's defaults are
+FLOAT32: dict[str, Any] = dict(
+    dtype=torch.float32, device="cpu"
+)  # whatever torch's defaults are
 PROJECTED = ("gradient", "sum")
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -105,7 +106,8 @@ class Bar(Callback):
     "A progress bar on standard error."
 
     def __init__(self, label: str = ""):
-        self.label, self.bar = label, None  # the bar from the first round on
+        self.label = label
+        self.bar: Any = None  # from the first round on
 
     def before_round(self, run, task):
         if self.bar is not None:

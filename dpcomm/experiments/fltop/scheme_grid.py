@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../../nbs/fltop/scheme_grid.ipynb #6dbdc01c
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from dpcomm.evidence.verdicts import Table
 from dpcomm.experiments.lines import Line, source_of, stated, train
@@ -161,6 +161,10 @@ class Study:
     table: str = ""  # data set that keys begin with; empty where there is but one
     stride: int = 1  # between the seeds of random supports
     metrics: Any = None  # of every line
+    cell: ClassVar[Any]
+    clip: ClassVar[Any]
+    federation: ClassVar[Any]
+    public: ClassVar[Any]
 
     @classmethod
     def of_paper(cls, task: str, changes: dict, **others):
