@@ -769,9 +769,9 @@ class Private(_Base):
         "The strategy's own evaluation, outside the guarantee."
         return self.strategy.configure_evaluate(*given, **named)
 
-    def aggregate_evaluate(self, *given, **named):
-        "The strategy's own evaluation, outside the guarantee."
-        return self.strategy.aggregate_evaluate(*given, **named)
+    def aggregate_evaluate(self, server_round: int, replies):
+        "The strategy's own evaluation, outside the guarantee, of what may be printed."
+        return self.strategy.aggregate_evaluate(server_round, [*filter(_fit, replies)])
 
     def summary(self) -> None:
         "The strategy's own summary, and what the run promises."
@@ -788,6 +788,24 @@ def _fields(reply):
     return node, dict(reply.content.config_records.get(CARRIER) or {})
 
 
+def _clean(name, value):
+    "Whether a metric may be averaged, and its name be printed."
+    numbers = value if isinstance(value, list) else [value]
+    short = len(name) < MOST and len(numbers) <= MOST
+    return short and name.isprintable() and all(map(math.isfinite, numbers))
+
+
+def _fit(reply):
+    "Whether an evaluation is clean; the node of one that is not is named."
+    node, _ = _fields(reply)
+    if reply.has_error():
+        return False
+    sent = [m for r in reply.content.metric_records.values() for m in r.items()]
+    if clean := len(sent) <= MOST and all(_clean(*metric) for metric in sent):
+        return clean
+    print(f"node {node}: its evaluation is left out: not a few finite, named numbers")
+
+
 def _means(replies):
     "Name -> mean of the finite numbers that nodes sent under it."
     sent = defaultdict(list)
@@ -795,8 +813,7 @@ def _means(replies):
         if not reply.has_error():
             for record in reply.content.metric_records.values():
                 for name, value in record.items():
-                    kept = name in sent or (len(sent) < MOST and len(name) < MOST)
-                    real = isinstance(value, (int, float)) and math.isfinite(value)
-                    if kept and real:
+                    kept = name in sent or len(sent) < MOST
+                    if kept and isinstance(value, (int, float)) and _clean(name, value):
                         sent[name].append(value)
     return {k: float(np.mean(np.clip(v, -1e300, 1e300))) for k, v in sent.items()}

@@ -278,12 +278,20 @@ def test_what_nodes_send_is_bounded_and_cleaned(digits, capsys):
         replies.append(Letter(content, reply_to=letters[1]))
     (honest,) = Grid(good).send_and_receive(letters[2:3])
     odd = {"secret": float("nan"), "bad": float("inf"), "many": [1.0, 2.0]}
+    odd |= {"\x1b[31mred": 1.0, "round 1\u2028fine": 1.0}
     odd |= {f"name {k}": 1.0 for k in range(4000)} | {"y" * 10**5: 1.0}
     (liar,) = Grid(good).send_and_receive(letters[3:4])
     liar.content["metrics"] = MetricRecord(odd)
     arrays, metrics = private.aggregate_train(1, [*replies, honest, liar])
     assert arrays is not None and metrics["secret"] == 1.0 and len(metrics) <= 101
-    assert not {"bad", "many"} & {*metrics}
+    assert not {"bad", "many"} & {*metrics} and all(map(str.isprintable, metrics))
+    plain = [{"loss": value, "num-examples": 2, "parts": [0.5]} for value in (1.0, 3.0)]
+    lies = ({"loss": float("nan")}, {"\x1b[31mred": 1.0}, {"y" * 10**5: 1.0}, odd)
+    for metric in (*plain, *({**plain[0], **lie} for lie in lies)):
+        content = RecordDict({"metrics": MetricRecord(metric)})
+        replies.append(Letter(content, reply_to=letters[4]))
+    scores = private.aggregate_evaluate(1, [replies[0], *replies[-6:]])
+    assert dict(scores) == {"loss": 2.0, "parts": [0.5]}
     said = capsys.readouterr().out
     assert "\x1b" not in said and len(said) < 3000
     assert not any(line.startswith("round 1: 2") for line in said.splitlines())
