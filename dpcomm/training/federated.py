@@ -14,16 +14,25 @@ import sys
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
+from types import NoneType
 
 import numpy as np
 import torch
 from torch import nn
 
-from dpcomm.core.checks import check_between, check_choice, check_number, shown
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_kind,
+    check_number,
+    shown,
+)
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.deployments import Deployment
@@ -332,6 +341,11 @@ def simulate(
         )
 
     callbacks = check_callbacks(callbacks)
+    for name, flag in dict(train_loss=train_loss, resume=resume).items():
+        check_kind(name, flag, bool, "True or False")
+    check_kind("advance", advance, Callable, "a function such as federated.one_round")
+    check_kind("checkpoint", checkpoint, (str, Path, NoneType), "the name of a file")
+    check_kind("unit", unit, (str, NoneType), "'client' or 'example'")
     _check_machine(device, workers, max_seconds, save_every)
     check_choice("nonfinite", nonfinite, ("zero", "refuse"))
     _check_kinds(task, guarantee, metrics, adaptive)

@@ -26,6 +26,7 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.datasets import images
 from dpcomm.secagg import protocol, ring
+from dpcomm.training import federated
 
 SECONDS = 60.0  # of processor time before a call counts as hung
 ROW = torch.tensor([0.3, -0.2, 0.1, 0.25])
@@ -65,6 +66,7 @@ def train(**how):
 
 TRAIN = dict(clients=CLIENTS, mechanism=GAUSSIAN, deployment=DEPLOYED, test=(X, Y))
 TRAIN |= dict(seed=0, batch=2, lr=0.1, progress=False)
+FLAGS = dict(train_loss=False, resume=False, unit="client", advance=federated.one_round)
 DOORS = {
     f"mechanism {name}": (type(MADE[name]), given) for name, given in MECHANISMS.items()
 }
@@ -88,6 +90,7 @@ DOORS |= {
         | dict(accountants=None, tried=None),
     ),
     "train": (train, TRAIN),
+    "train's flags": (lambda **flags: train(**TRAIN, **flags), FLAGS),
     "Config": (
         dpcomm.Config,
         dict(
@@ -140,7 +143,11 @@ OTHERS = (
     *(date(2020, 1, 1), {1, 2}, range(3), iter([1]), int, [[[]]], memoryview(b"a")),
     np.array([None, {}], dtype=object),
 )
-STRICT = (wire.Message, ring.Ring)  # objects in whose place only their like is taken
+STRICT = (
+    wire.Message,
+    ring.Ring,
+    type(train),
+)  # objects in whose place only their like is taken
 RAW = re.compile(
     r"not supported between|has no attribute|ufunc|operand|broadcast|could not (be )?conver"
     r"|object is not|is ambiguous|must be real number|too large to|division by|argument '"
@@ -154,7 +161,7 @@ def mistakes(value):
     if isinstance(value, torch.Tensor):
         return TENSORS
     if isinstance(value, bool):
-        return NUMBERS[:1]
+        return (*NUMBERS[:1], *OTHERS)
     if isinstance(value, (list, tuple, np.ndarray)):
         return ARRAYS
     if isinstance(value, (str, bytes)):
