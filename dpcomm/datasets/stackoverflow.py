@@ -272,7 +272,8 @@ class LazyFederation(Federation):
         x, y, sizes = self.source.posts(clients)
         ends = np.cumsum(sizes)[:-1]
         parts = np.split(np.arange(len(x)), ends) if len(clients) else []
-        x, y = torch.from_numpy(x), torch.from_numpy(y)
+        device = self.data.x_test.device
+        x, y = (torch.from_numpy(a).to(device) for a in (x, y))
         return Dataset(self.data.name, x, y, x[:0], y[:0]), [parts[i] for i in place]
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #d0so04
