@@ -201,9 +201,7 @@ def test_cohorts_of_a_fixed_size_are_accounted():
                 noise = Gaussian(1.0, 2.0, exact=exact)
                 made = noise.guarantee(100, 1e-5, **how)
                 assert made.eps == known.eps or exact and kind == "pld"
-                assert (
-                    1 - 1e-12 <= made.eps / known.eps <= 1.001
-                )  # but for the last digits
+                assert 1 - 1e-14 <= made.eps / known.eps <= 1.001  # rounding apart
                 told = made.sampling, made.q, made.rounds, made.relation, made.trust
                 assert told == ("fixed", 0.05, 100, relation, "central")
     same = noisy_sum_guarantee(2.0, 1e-5, 0.05, 100, "fixed", "replace", "rdp-balle")

@@ -4,7 +4,10 @@ like, what is in sync with what.
 
 import ast
 import base64
+import contextlib
 import functools
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -370,6 +373,36 @@ def demand_none(found, what):
 @tabled("notebook", NOTEBOOKS, ids=str)
 def test_page_keeps_the_style(notebook):
     demand_none(list(faults(cells(notebook))), str(notebook))
+
+
+def lost_names(code):
+    "Names that code takes from a module of the package and that are not there."
+    module, modules = ast.parse(code), {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dpcomm"):
+            for alias in node.names:
+                home, full = importlib.import_module(node.module), alias.name
+                with contextlib.suppress(ModuleNotFoundError):
+                    importlib.import_module(f"{node.module}.{full}")
+                if full != "*" and not hasattr(home, full):
+                    yield f"{node.module}.{full}"
+                elif inspect.ismodule(getattr(home, full, None)):
+                    modules[alias.asname or full] = getattr(home, full)
+    names = [node for node in ast.walk(module) if isinstance(node, ast.Name)]
+    for name in {n.id for n in names if isinstance(n.ctx, ast.Store)}:
+        modules.pop(name, None)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = modules.get(node.value.id)
+            if owner is not None and not hasattr(owner, node.attr):
+                yield f"{node.value.id}.{node.attr}"
+
+
+@tabled("notebook", NOTEBOOKS, ids=str)
+def test_the_package_has_the_names_a_page_uses(notebook):
+    "Also those of experiments, which no other test executes as pages."
+    code = "\n".join(cell.code for cell in cells(notebook) if cell.kind == "code")
+    demand_none(sorted(set(lost_names(code))), str(notebook))
 
 
 @tabled("notebook", NOTEBOOKS, ids=str)
