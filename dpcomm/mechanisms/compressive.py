@@ -53,21 +53,15 @@ MOST = 2**20  # lengths beyond the shortest that are looked at
 
 def largest_factors(low: int, high: int) -> np.ndarray:
     "Largest prime factor of each number from low to high. [Cooley & Tukey 1965]"
-    root = math.isqrt(high)
-    prime = np.ones(root + 1, bool)
-    rest = np.arange(low, high + 1)
-    found = np.ones(high - low + 1, np.int64)
-    for p in range(2, root + 1):
-        if not prime[p]:
-            continue
-        prime[p * p :: p] = False
-        part, at = rest[-low % p :: p], found[-low % p :: p]
-        at[:] = p
-        while (more := part % p == 0).any():
-            part[more] //= p
-    return np.maximum(rest, found)
+    rest, largest = np.arange(low, high + 1), np.ones(high - low + 1, np.int64)
+    for p in range(2, math.isqrt(high) + 1):
+        multiples = slice(-low % p, None, p)
+        while (divided := rest[multiples] % p == 0).any():
+            rest[multiples][divided] //= p
+            largest[multiples][divided] = p
+    return np.maximum(rest, largest)
 
-# %% ../../nbs/baselines/compressive.ipynb #230d97f3
+
 @functools.lru_cache(maxsize=16)
 def chunk_length(d: int, chunks: int) -> int:
     "The length fastest to transform, at most 1/64 above d / P, that makes P chunks."
@@ -129,12 +123,12 @@ def transform(x: np.ndarray, length: int, inverse: bool = False) -> np.ndarray:
             out[:, part] = np.asarray(turned).reshape(rows.shape)
     return out
 
-# %% ../../nbs/baselines/compressive.ipynb #bcb4ab64
+
 def measure(u: np.ndarray, p: Plan) -> np.ndarray:
     "The kept coefficients A u, (n, K), no longer than u. [Kerkouche et al. 2020]"
     return transform(u, p.length)[:, p.kept]
 
-# %% ../../nbs/baselines/compressive.ipynb #66e005f6
+
 def adjoint(y: np.ndarray, p: Plan) -> np.ndarray:
     "The shortest vectors A^T y, (n, d), with these coefficients: the others are zero."
     wide = np.zeros((len(y), p.d), y.dtype)
@@ -142,6 +136,7 @@ def adjoint(y: np.ndarray, p: Plan) -> np.ndarray:
     return transform(wide, p.length, inverse=True)
 
 # %% ../../nbs/baselines/compressive.ipynb #d04d79f2
+BLOCK = 2**22  # entries transformed at a time
 STEP = 0.05  # of the threshold, over the largest entry a chunk could hold
 
 
@@ -254,9 +249,6 @@ class Compressive(LinearSketch):
         variance = torch.from_numpy(self.share**2 * leverage(self.plan(d))).float()
         bias = self.expand(self.sketch(u), d) - u
         return bias, variance.to(u.device).expand(u.shape)
-
-# %% ../../nbs/baselines/compressive.ipynb #4b29762a
-BLOCK = 2**22  # entries transformed at a time
 
 # %% ../../nbs/baselines/compressive.ipynb #d460eada
 def leverage(p: Plan) -> np.ndarray:

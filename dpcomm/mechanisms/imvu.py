@@ -9,7 +9,6 @@ __all__ = []
 import functools
 import math
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -65,7 +64,7 @@ class Line(NamedTuple):
     start: np.ndarray
     theta: np.ndarray
 
-# %% ../../nbs/imvu/chapter.ipynb #c908514f
+
 def line(table: Table) -> Line:
     "The line through a table's two rows in natural parameters. [imvu eq. 3]"
     a, p = np.array(table.alphabet, float), np.array(table.rows, float)
@@ -76,35 +75,18 @@ def line(table: Table) -> Line:
         )
     return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
 
-# %% ../../nbs/imvu/chapter.ipynb #1ddcc29f
+
 def pmf(x, table: Table) -> np.ndarray:
     "Probabilities of the symbols at interpolated inputs, (..., m). [imvu eqs. 2 and 3]"
     at = line(table)
     eta = at.start + check_reals("x", x)[..., None] * at.theta
     return np.exp(log_softmax(eta, axis=-1))
 
-# %% ../../nbs/imvu/chapter.ipynb #a5c0783b
+
 def fisher(x, table: Table) -> np.ndarray:
     "Fisher information: the variance of theta. [imvu eq. 7]"
     p, theta = pmf(x, table), line(table).theta
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
-
-# %% ../../nbs/imvu/chapter.ipynb #6689a278
-def lemma2_bracket(table: Table) -> tuple:
-    "Where the supremum is if the table is anadromic. [imvu Lemma 2; ties merged]"
-    at = line(table)
-    off = np.abs(at.start - (at.start + at.theta)[::-1]).max()
-    if off > 1e-9:
-        raise ValueError(
-            f"table is off by {off:.2g} from anadromic (row 2 is row 1 backwards, to"
-            " 1e-9 in logarithms); Lemma 2 requires this: use variance_bracket"
-        )
-    top, half = at.theta.max(), float(fisher(0.5, table))
-    high = 0.5
-    share = min((1 + math.sqrt(max(0.0, 1 - half / top**2))) / 2, 1 - 1e-15)
-    while pmf(high, table)[at.theta == top].sum() < share:
-        high = 0.5 + max(1.1 * (high - 0.5), 0.01 / top)
-    return 1 - high, high
 
 # %% ../../nbs/imvu/chapter.ipynb #f9349d95
 def variance_bracket(table: Table) -> tuple:
@@ -119,13 +101,11 @@ def variance_bracket(table: Table) -> tuple:
 
 # %% ../../nbs/imvu/chapter.ipynb #70fc10fc
 @functools.lru_cache(maxsize=64)
-def fisher_supremum(
-    table: Table, bracket: Callable = variance_bracket, tol: float = 1e-7
-) -> float:
+def fisher_supremum(table: Table, tol: float = 1e-7) -> float:
     "Largest Fisher information over all x, times 1 + tol at most. [imvu App. B; Prop. E]"
     theta, best = line(table).theta, 0.0
     middle, width = (theta.max() + theta.min()) / 2, np.ptp(theta)
-    first, last = bracket(table)
+    first, last = variance_bracket(table)
     edges = np.linspace(first, last, 65)
     low, high = edges[:-1], edges[1:]
     while len(low):
@@ -176,7 +156,6 @@ ACCOUNTANTS |= dict.fromkeys(
 ACCOUNTANTS["pld"] = (
     "the bits are signs of a Gaussian of multiplier sqrt(8 / pi) / kappa"
 )
-TIGHT = ("exact-balle", "pld")  # of the closed form
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(clip_norm=1.0, eps=eps, beta=beta), dict(d=d), 10**6)
     for eps, beta, d in ((1.0, 1.0, 1), (0.5, 4.0, 16))
@@ -207,7 +186,15 @@ class Imvu(LocalRenyi):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_table(self.table, self.eps)
+        if not isinstance(self.table, (Table, type(None))):
+            raise TypeError(
+                f"table is {shown(self.table)}; it must be a Table of mvu.solve, or None"
+            )
+        if self.table and abs(self.table.eps - self.eps) > 1e-9 * self.eps:
+            raise ValueError(
+                f"eps is {shown(self.eps)} and the table's eps is"
+                f" {shown(self.table.eps)}; they must be equal: pass eps=table.eps"
+            )
         for value in (*np.abs(self.levels), self.kappa / self.clip_norm):
             if value != 0 and not 1e-37 < value < 1e37:
                 raise ValueError(
@@ -279,7 +266,7 @@ class Imvu(LocalRenyi):
 
     @property
     def tight(self):
-        return TIGHT if self.table is None else ("fisher-balle",)
+        return ("exact-balle", "pld") if self.table is None else ("fisher-balle",)
 
     def curve(self, orders, relation, how, d):
         # fisher: the paper's bound [imvu Thm. 1, eq. 1; Prop. G]
@@ -348,9 +335,8 @@ class Imvu(LocalRenyi):
         if self.table is None:
             return self
         raise ValueError(
-            f"table has {len(self.table.alphabet)} symbols, and tilt, step and the"
-            " accountants exact-* and pld exist only for the closed form: use table=None,"
-            " or moments and fisher-*"
+            "table is given; step, mean_sign, exact-* and pld need the closed form: use"
+            " table=None, or moments and fisher-*"
         )
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -381,21 +367,9 @@ class Imvu(LocalRenyi):
 
         return symbol_game(law[0], law[1], d, symbols)
 
-# %% ../../nbs/imvu/chapter.ipynb #cfb03f2e
-def _check_table(table, eps):
-    "Refuse a table that is none, or one of another eps."
-    if not isinstance(table, (Table, type(None))):
-        raise TypeError(
-            f"table is {shown(table)}; it must be a Table of mvu.solve, or None"
-        )
-    if table is not None and abs(table.eps - eps) > 1e-9 * eps:
-        raise ValueError(
-            f"eps is {shown(eps)} and the table's eps is {shown(table.eps)}; they must"
-            " be equal: pass eps=table.eps"
-        )
-
 # %% ../../nbs/imvu/chapter.ipynb #751143be
 FAR = 700.0  # log-odds beyond which a coin gets no rarer
+PIECE = 2**17  # log-odds that exist at one time, unless one row is longer
 
 
 def coins(z: Tensor, rng: np.random.Generator) -> np.ndarray:
@@ -413,6 +387,3 @@ def coins(z: Tensor, rng: np.random.Generator) -> np.ndarray:
     u = np.where(likely, 1 - 2.0**-53 - u, u)
     heads[asked] = likely ^ below(u, rare.clip(0, 1), rng)
     return heads
-
-# %% ../../nbs/imvu/chapter.ipynb #6db8fe9f
-PIECE = 2**17  # log-odds that exist at one time, unless one row is longer

@@ -25,7 +25,7 @@ from dpcomm.core.checks import (
 from ..core.random import private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import Game, Mechanism, register, symbol_game
+from .contract import Mechanism, register, symbol_game
 from .mvu_table import PROBLEM, Table, check_problem, solve
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.guarantee import Guarantee
@@ -42,7 +42,7 @@ def law(table: Table, x) -> np.ndarray:
     part = (x * (len(rows) - 1) - left)[..., None]
     return (1 - part) * rows[left] + part * rows[left + 1]
 
-# %% ../../nbs/baselines/mvu.ipynb #mvusafe1
+
 SAFE = (
     "safe to deploy: symbols by exact choices from tables, which are private to 1e-9 a"
     " coordinate; single precision in the clip moves eps by 2^-22 of it"
@@ -57,7 +57,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
         (2.0, 5, 4, 1.0, 10**5),
     )
 )
-RELATIONS = ("zero-out", "replace")
+BLOCK = 2**15  # coordinates at a time, which fit in the cache
 
 
 @register
@@ -81,7 +81,7 @@ class Mvu(Mechanism):
     constraint: str = "strict"
     name, server_is_deterministic, free = "mvu", False, "eps"
     audit_cases, deployment_note = AUDITED, SAFE
-    relations = {r: dict(relation=r) for r in RELATIONS}
+    relations = {r: dict(relation=r) for r in ("zero-out", "replace")}
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)"} | PROBLEM
 
     def __post_init__(self):
@@ -120,11 +120,8 @@ class Mvu(Mechanism):
         u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
         blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
         seen = np.concatenate([self._symbols(block, stream) for block in blocks])
-        if self.nbits == 1:
-            payload = np.packbits(seen.astype(bool)).tobytes()
-        else:
-            payload = pack_bits(seen, self.nbits)
-        return Message(self.name, len(u), payload, self.fingerprint)
+        packed = pack_bits(seen, self.nbits)
+        return Message(self.name, len(u), packed, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
         # look the symbols up, undo the scaling [Guo et al. 2022, Sec. 3]
@@ -145,17 +142,16 @@ class Mvu(Mechanism):
     ) -> Guarantee:
         # [Lemmas coordinate to dither; Chaudhuri et al. 2022]
         check_choice("relation", relation, tuple(self.relations))
-        check_choice("accountant", accountant, ACCOUNTANTS)
-        check_between("rounds", rounds, 1)
+        how, _, conversion = check_choice(
+            "accountant", accountant, ACCOUNTANTS
+        ).partition("-")
         names = dict(unit=unit, relation=relation, sampling=check_everyone(sampling))
-        names |= dict(
-            accountant=accountant, scope="total", trust="local", rounds=rounds
-        )
-        how, _, conversion = accountant.partition("-")
+        names |= dict(accountant=accountant, scope="total", trust="local")
+        names |= dict(rounds=check_between("rounds", rounds, 1))
         if d is not None or how != "mixture":
             check_between("d", d, 1)
         if how == "pure":
-            eps = rounds * check_between("d", d, 1) * self._worst_ratio(relation)
+            eps = rounds * d * self._worst_ratio(relation)
             return Guarantee(eps, delta, note=f"d = {d}; holds with delta = 0", **names)
         check_number("delta", delta, "(0, 1)")
         orders = tuple(ORDERS if orders is None else orders)
@@ -251,32 +247,20 @@ class Mvu(Mechanism):
         return (mean - u.double()).to(u.dtype), variance.to(u.device, u.dtype)
 
     def game(self, relation, **release):
-        # one coordinate, or as many as just do not saturate [Chaudhuri et al. 2022]
-        swap, levels, games = relation == "replace", self._levels().numpy(), {}
+        # as many coordinates as just do not saturate [Chaudhuri et al. 2022]
+        swap, k = relation == "replace", max(1, min(16, int(self.beta**2)))
+        half = min(self.beta / math.sqrt(k), 1) / 2
+        laws = law(self.table, [0.5 + half, 0.5 - swap * half])
+        size = np.full((2, k), self.clip_norm / math.sqrt(k), np.float32)
+        worlds = torch.from_numpy(size * [[1], [-1 if swap else 0]]).float()
+        levels = self._levels().numpy()
         middle = (levels[1:] + levels[:-1]) / 2
-        spread = max(2, min(16, int(self.beta**2)))
-        for attack, k in {"one-hot": 1, "spread": spread}.items():
-            half = min(self.beta / math.sqrt(k), 1) / 2
-            present, absent = law(self.table, [0.5 + half, 0.5 - swap * half])
-            size = np.full((2, k), self.clip_norm / math.sqrt(k), np.float32)
-            worlds = torch.from_numpy(size * [[1], [-1 if swap else 0]]).float()
 
-            def symbols(present, n, rng, worlds=worlds):
-                sent = worlds[[0 if present else 1]].expand(n, -1)
-                return np.searchsorted(middle, self.simulate(sent, rng).numpy())
+        def symbols(present, n, rng):
+            sent = worlds[[0 if present else 1]].expand(n, -1)
+            return np.searchsorted(middle, self.simulate(sent, rng).numpy())
 
-            games[attack] = symbol_game(present, absent, k, symbols)
-
-        def play(present, n, rng):
-            return {a: g.play(present, n, rng)["likelihood"] for a, g in games.items()}
-
-        def profile(eps):
-            return np.max([game.profile(eps) for game in games.values()], axis=0)
-
-        return Game(play, profile)
-
-# %% ../../nbs/baselines/mvu.ipynb #09499687
-BLOCK = 2**15  # coordinates at a time, which fit in the cache
+        return symbol_game(*laws, k, symbols)
 
 # %% ../../nbs/baselines/mvu.ipynb #fad53737
 ACCOUNTANTS = ("mixture-classic", "mixture-balle", "grid-classic", "grid-balle", "pure")

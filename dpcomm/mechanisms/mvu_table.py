@@ -7,13 +7,13 @@ __all__ = ['Table', 'solve']
 
 # %% ../../nbs/baselines/mvu_table.ipynb #mvut0003
 import functools
-import hashlib
-import json
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
@@ -26,6 +26,14 @@ from .contract import IntRange, check_range
 CONSTRAINTS = ("strict", "metric")  # ratios up to e^eps, or up to e^(eps |x - x'|)
 FLOOR = 1e-6  # every symbol reaches this probability at some input
 SOLVER = "mvu-1"  # part of a cached table's name
+
+
+def _distances(n_inputs, constraint):
+    "How many eps may lie between the log-probabilities of two inputs, (n, n)."
+    i = np.arange(n_inputs)
+    if constraint == "metric":
+        return np.abs(np.subtract.outer(i, i)) / (n_inputs - 1)
+    return 1.0 - np.eye(n_inputs)
 
 # %% ../../nbs/baselines/mvu_table.ipynb #5bf5e1de
 @dataclass(frozen=True)
@@ -40,13 +48,35 @@ class Table:
     """
 
     eps: float
-    alphabet: tuple
-    rows: tuple
+    alphabet: tuple[float, ...]
+    rows: tuple[tuple[float, ...], ...]
     constraint: str = "strict"
     log: str = field(default="", compare=False)
 
     def __post_init__(self):
-        _check_table(self)
+        a, p = check_reals("alphabet", self.alphabet), check_reals("rows", self.rows)
+        check_positive("eps", self.eps)
+        check_choice("constraint", self.constraint, CONSTRAINTS)
+        if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2 or (p <= 0).any():
+            raise ValueError(
+                f"rows has shape {p.shape} and a least entry of {p.min():.2g}; it must"
+                f" have a row an input, {a.size} probabilities above 0 each: drop unused"
+                " symbols"
+            )
+        if not (np.diff(a) > 0).all():
+            raise ValueError(f"alphabet is {a}; it must be ascending: sort it")
+        allowed = self.eps * _distances(len(p), self.constraint)
+        excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
+        for name, value, most in (
+            ("the sum of a row is off by", np.abs(p.sum(1) - 1).max(), 1e-12),
+            (f"the rarest symbol is below {FLOOR:g} by", FLOOR - p.max(0).min(), 0),
+            ("the bias of a row is", np.abs(p @ a - self.inputs).max(), 1e-10),
+            (f"eps is {self.eps}, and a log-ratio exceeds it by", excess, 1e-9),
+        ):
+            if not value <= most:
+                raise ValueError(
+                    f"rows: {name} {value:.2g}; at most {most:g} is allowed: solve again"
+                )
 
     @property
     def inputs(self):
@@ -58,40 +88,6 @@ class Table:
         "Mean over the inputs of the symbol's variance."
         error = np.subtract.outer(self.inputs, self.alphabet) ** 2
         return float((np.array(self.rows) * error).sum() / len(self.rows))
-
-# %% ../../nbs/baselines/mvu_table.ipynb #d8b886fa
-def _distances(n_inputs, constraint):
-    "How many eps may lie between the log-probabilities of two inputs, (n, n)."
-    i = np.arange(n_inputs)
-    if constraint == "metric":
-        return np.abs(np.subtract.outer(i, i)) / (n_inputs - 1)
-    return 1.0 - np.eye(n_inputs)
-
-
-def _check_table(table):
-    "Refuse a table that is not sorted, normalised, unbiased and private, or has dust."
-    a, p = check_reals("alphabet", table.alphabet), check_reals("rows", table.rows)
-    check_positive("eps", table.eps)
-    check_choice("constraint", table.constraint, CONSTRAINTS)
-    if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2 or (p <= 0).any():
-        raise ValueError(
-            f"rows has shape {p.shape} and a least entry of {p.min():.2g}; it must have a"
-            f" row an input, {a.size} probabilities above 0 each: drop unused symbols"
-        )
-    if not (np.diff(a) > 0).all():
-        raise ValueError(f"alphabet is {table.alphabet}; it must be ascending: sort it")
-    allowed = table.eps * _distances(len(p), table.constraint)
-    excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
-    for name, value, most in (
-        ("the sum of a row is off by", np.abs(p.sum(1) - 1).max(), 1e-12),
-        (f"the rarest symbol is below {FLOOR:g} by", FLOOR - p.max(0).min(), 0),
-        ("the bias of a row is", np.abs(p @ a - table.inputs).max(), 1e-10),
-        (f"eps is {table.eps}, and a log-ratio exceeds it by", excess, 1e-9),
-    ):
-        if not value <= most:
-            raise ValueError(
-                f"rows: {name} {value:.2g}; at most {most:g} is allowed: solve again"
-            )
 
 # %% ../../nbs/baselines/mvu_table.ipynb #81326caa
 PROBLEM = {  # below, float64 holds no mean to 1e-10; above, no e^eps
@@ -127,21 +123,12 @@ def two_symbols(eps: float, n_inputs: int = 2, constraint: str = "strict") -> Ta
 def _cone(eps, n, m, constraint) -> tuple:
     "Private columns: matrix, bounds, c0 and c1. [Chaudhuri, Guo & Rabbat 2022, Sec. 3]"
     # c0 q + c1 v is private where matrix @ (q, v) <= 0, and (q, v) within the bounds
-    kind = _metric_cone if constraint == "metric" else _strict_cone
-    return kind(eps, n, m, min(1.0, math.expm1(eps)))
-
-
-def _strict_cone(eps, n, m, c1):
-    "Every entry of a column at most e^eps times the least."
-    eye = sparse.identity(m)
-    ones = sparse.kron(np.ones((n, 1)), eye)
-    matrix = sparse.hstack([-ones, sparse.identity(n * m)]).tocsr()
-    return matrix, [(0, None)] * (m + n * m), min(1.0, 1 / math.expm1(eps)), c1
-
-
-def _metric_cone(eps, n, m, c1):
-    "Neighbours in a column within e^(eps / (n - 1)) of each other."
-    eye, step = sparse.identity(m), eps / (n - 1)
+    eye, c1 = sparse.identity(m), min(1.0, math.expm1(eps))
+    if constraint == "strict":  # every entry of a column at most e^eps times the least
+        ones = sparse.kron(np.ones((n, 1)), eye)
+        matrix = sparse.hstack([-ones, sparse.identity(n * m)]).tocsr()
+        return matrix, [(0, None)] * (m + n * m), min(1.0, 1 / math.expm1(eps)), c1
+    step = eps / (n - 1)  # and here neighbours within e^step of each other
     loss = sparse.kron(np.full((n - 1, 1), math.expm1(-step) / c1), eye)
     halves = []
     for side in ([math.exp(-step), -1.0], [-1.0, math.exp(-step)]):
@@ -204,12 +191,7 @@ def relaxed(
     x = (np.linspace(0, 1, n_inputs) - 0.5) / half
     for _ in range(8):
         reach, a = 1.02 * need, np.linspace(-1.02 * need, 1.02 * need, points)
-        if (found := _program(eps, a, x, constraint)) is None:
-            raise ArithmeticError(
-                f"no private table was found at eps = {eps:g}, {n_inputs} inputs and"
-                f" {points} symbols: pass more points"
-            )
-        value, p, _, mu = found
+        value, p, _, mu = _program(eps, a, x, constraint)
         need = _dual_reach(eps, mu, constraint)
         if need <= reach <= 1.2 * need:
             break
@@ -257,7 +239,7 @@ def _trust_region(eps, a, x, constraint, steps=40):
             break
     return _without_dust(eps, a, here[1], x, constraint)
 
-# %% ../../nbs/baselines/mvu_table.ipynb #036f52b8
+
 def _without_dust(eps, a, p, x, constraint):
     "Drop symbols that are hardly sent and merge twins: alphabet and table."
     while (p.max(0) < 2 * FLOOR).any() or (np.diff(a) < 1e-5).any():
@@ -290,71 +272,49 @@ def _newton(eps, a, p, x, constraint):
     return a, p
 
 # %% ../../nbs/baselines/mvu_table.ipynb #2d1c97e5
-def _candidate(eps, start, x, half, constraint, slack):
-    "The table of one start, solved with slack in eps; an error where a check fails."
-    tight = (1 - slack) * eps
-    a, p = _trust_region(tight, start, x, constraint)
-    a, p = _newton(tight, a, p, x, constraint)
-    symbols, rows = (0.5 + half * a).tolist(), tuple(map(tuple, p.tolist()))
-    return Table(eps, tuple(symbols), rows, constraint)
-
-
 def _search(eps, n_inputs, n_outputs, constraint):
-    "The best of several descents."
+    "The best of several descents, each solved with slack in eps."
     two, points = two_symbols(eps, n_inputs, constraint), max(61, 4000 // n_inputs)
     symbols, weights, least = relaxed(eps, n_inputs, constraint, int(min(241, points)))
-    found, refused, half = [two], 0, two.alphabet[1] - 0.5
+    tables, refused, half = [two], 0, two.alphabet[1] - 0.5
     x = (two.inputs - 0.5) / half
     for start in _initial_alphabets((symbols - 0.5) / half, weights, n_outputs):
         for slack in (1e-6, 1e-5):
+            tight = (1 - slack) * eps
             try:
-                found.append(_candidate(eps, start, x, half, constraint, slack))
-                break
+                a, p = _trust_region(tight, start, x, constraint)
+                a, p = _newton(tight, a, p, x, constraint)
+                rows = tuple(map(tuple, p.tolist()))
+                found = Table(eps, tuple((0.5 + half * a).tolist()), rows, constraint)
             except (ValueError, np.linalg.LinAlgError):
                 refused += 1
-    best = min(found, key=lambda table: table.variance)
+                continue
+            tables.append(found)
+            break
+    best = min(tables, key=lambda table: table.variance)
     log = (
         f"{SOLVER}: {len(best.alphabet)} of {n_outputs} symbols, mean variance"
         f" {best.variance:.6g}, at least {least:.6g} with any alphabet; best of"
-        f" {len(found)} candidates, {refused} failed their checks"
+        f" {len(tables)} candidates, {refused} failed their checks"
     )
     return replace(best, log=log)
 
 # %% ../../nbs/baselines/mvu_table.ipynb #5be709d3
-def _checksum(content):
-    "128 bits of hash of what JSON can hold."
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 def _table_file(*problem):
-    "Where the table of a problem is kept: <data root>/tables/mvu-<hash>.json."
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
     root = Path(os.environ.get("DPCOMM_DATA", default))
-    return root / "tables" / f"mvu-{_checksum([SOLVER, *problem])}.json"
+    return root / "tables" / f"{'-'.join(map(str, [SOLVER, *problem]))}.json"
 
 
-def _load_table(path, eps, constraint):
-    "The table of a file, or None where the file is missing, damaged or edited."
+def _kept(path, eps, n_inputs, n_outputs, constraint):
+    "The table of a file, or None where it is missing, damaged or of another problem."
     try:
-        content = json.loads(path.read_text())
-        alphabet, rows = tuple(content["alphabet"]), tuple(map(tuple, content["rows"]))
-        found = Table(eps, alphabet, rows, constraint, content["log"])
-        return found if content.pop("checksum") == _checksum(content) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        table = msgspec.json.decode(path.read_bytes(), type=Table)
+    except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _save_table(path, table):
-    "Write a table, whole or not at all; where nothing can be written, only time is lost."
-    names = ("alphabet", "rows", "log", "eps", "constraint")
-    content = {name: getattr(table, name) for name in names}
-    content = content | dict(checksum=_checksum(content))
-    try:
-        atomic_write(path, json.dumps(content).encode())
-    except OSError:
-        pass
-    return table
+    known = table.eps, len(table.rows), table.constraint
+    same = known == (eps, n_inputs, constraint) and len(table.alphabet) <= n_outputs
+    return table if same else None
 
 # %% ../../nbs/baselines/mvu_table.ipynb #cc39949c
 @functools.cache
@@ -374,5 +334,8 @@ def solve(
         return two_symbols(eps, n_inputs, constraint)
     problem = float(eps), int(n_inputs), int(n_outputs), constraint
     path = _table_file(*problem)
-    known = _load_table(path, problem[0], constraint)
-    return known or _save_table(path, _search(*problem))
+    if (table := _kept(path, *problem)) is None:
+        table = _search(*problem)
+        with suppress(OSError):  # where nothing can be written, only time is lost
+            atomic_write(path, msgspec.json.encode(table))
+    return table

@@ -10,7 +10,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ def half_width(eps: float) -> float:
     "Half-width C of the interval that answers come from. [Wang et al. 2019]"
     return 1 / math.tanh(eps / 4)
 
-# %% ../../nbs/baselines/pm.ipynb #dcaf49ec
+
 def window(t, eps: float) -> tuple:
     "Ends of an interval of length C - 1 around t, shifted to fit. [Wang et al. 2019]"
     c = half_width(eps)
@@ -48,34 +48,20 @@ def perturb(t, eps: float, draws) -> np.ndarray:
     far = math.exp(-eps / 2)
     return np.where(coin < far / (1 + far), outside, left + place * (c - 1))
 
-# %% ../../nbs/baselines/pm.ipynb #baa47b12
-def density(y, t, eps: float) -> np.ndarray:
-    "Logarithm of the density of answers y to t; -inf beyond C. [Wang et al. 2019]"
-    (left, right), c, y = window(t, eps), half_width(eps), np.asarray(y, float)
-    low = math.log(-math.expm1(-eps / 2) / 2) - eps / 2 - math.log1p(math.exp(-eps / 2))
-    return np.where(
-        np.abs(y) > c, -np.inf, low + float(eps) * ((left <= y) & (y <= right))
-    )
-
 # %% ../../nbs/baselines/pm.ipynb #3bcf7f5b
-Values = TypeVar("Values", np.ndarray, Tensor)
-
-
-def variance(t: Values, eps: float) -> Values:
+def variance(t, eps: float):
     "Variance of an answer. [Wang et al. 2019]"
     e, gap = math.exp(-eps / 2), -math.expm1(-eps / 2)
     return t**2 * (e / gap) + e * (1 + 3 * e) / (3 * gap**2)
 
 # %% ../../nbs/baselines/pm.ipynb #7ff27ee2
 SHARE = 2.5  # epsilon that one coordinate gets
-PLAIN: dict[str, Any] = dict(
-    dtype=torch.float32, device="cpu"
-)  # whatever torch's defaults are
+PLAIN: dict[str, Any] = dict(dtype=torch.float32, device="cpu")  # not torch's default
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(bound=1.0, eps=eps), {}, 10**6) for eps in (1.0, 6.0)
 )
 
-# %% ../../nbs/baselines/pm.ipynb #d3204f7c
+
 @register
 @dataclass(frozen=True)
 class Pm(Local):
@@ -192,9 +178,8 @@ class Pm(Local):
         each = self.eps / k
         own, wide = 1 / (1 + math.exp(-each / 2)), half_width(each)
         far = (1 - own) * (wide - 1) / (wide + 1)
-        law = np.array(
-            [own, far, 1 - own - far]
-        )  # beside it, beside the other, between
+        # beside it, beside the other, between
+        law = np.array([own, far, 1 - own - far])
 
         def letters(present, n, rng):
             u = torch.full((n, k), self.bound if present else -self.bound, **PLAIN)
@@ -226,7 +211,7 @@ def cells(eps: float, count: int) -> tuple:
     wide = 1 / (1 - Fraction(outside, COIN) - Fraction(width, CELLS))
     return width, outside, float(wide)
 
-# %% ../../nbs/baselines/pm.ipynb #e4ced189
+
 def answer_cells(t: np.ndarray, eps: float, rng: np.random.Generator) -> np.ndarray:
     "Cells of answers to t in [-1, 1], eps for all together. [Wang et al. 2019, Alg. 2]"
     width, outside, _ = cells(eps, len(t))

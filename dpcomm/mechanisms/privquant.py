@@ -26,7 +26,6 @@ from ..privacy.hypothesis_tests import profile_of_pmfs
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/privquant.ipynb #eaf27e4b
-MAX_LEVELS = 2**16
 BLOCK = 2**16  # entries whose doubles exist at one time
 ROUNDING = 1e-6  # by how much of the bound an entry may exceed it
 
@@ -45,10 +44,15 @@ def position(x, bound: float, levels: int) -> tuple:
     place = (levels - 1) * np.clip(x / bound * 0.5 + 0.5, 0.0, 1.0)
     return place, np.minimum(place.astype(np.int64), levels - 2)
 
-# %% ../../nbs/baselines/privquant.ipynb #daea996c
+
 def levels(bound: float, K: int) -> np.ndarray:
     "The K values from -U to U that an entry is rounded to. [sqsgd eq. 5]"
     return float(bound) * (2 * np.arange(K) - (K - 1)) / (K - 1)
+
+
+def sum_of_levels(numbers: np.ndarray, n: int, bound: float, K: int) -> np.ndarray:
+    "Sum of n levels, by the sum of their numbers."
+    return bound * (2 * numbers / (K - 1) - n)
 
 # %% ../../nbs/baselines/privquant.ipynb #90dcdb8a
 def quantise(x, bound: float, levels: int, rng) -> np.ndarray:
@@ -75,7 +79,7 @@ class Tails(NamedTuple):
     ratio: np.ndarray
     share: np.ndarray
 
-# %% ../../nbs/baselines/privquant.ipynb #8a601e0e
+
 MOST = 2**25  # entries: more lose an epsilon of 1 to the rounding of floats
 
 
@@ -100,7 +104,7 @@ def slack(d: int, levels: int, eps: float = 0.0) -> float:
     "What floats may add to eps: errors of a probability in two worlds. [page privquant]"
     return (d * (d + levels) + eps) * 2.0**-50
 
-# %% ../../nbs/baselines/privquant.ipynb #109f9125
+
 COIN_SHARE = 0.1  # of eps, for the coin; the threshold has the rest
 
 
@@ -114,7 +118,7 @@ def thresholds(d: int, levels: int, kappa_min: int = None) -> np.ndarray:
     need = np.maximum(upper, below)
     return np.where(2 * np.arange(1, d + 1) - d - 1 >= low, need, np.inf)
 
-# %% ../../nbs/baselines/privquant.ipynb #74ef3c4d
+
 def smallest_eps(d: int, levels: int, kappa_min: int = None) -> float:
     "The smallest epsilon for which the paper's rule finds a threshold. [sqsgd Sec. 4]"
     return float(thresholds(d, levels, kappa_min).min())
@@ -155,9 +159,6 @@ class Calibration(NamedTuple):
         pairs = float(match_law(self) @ (same * (same - 1.0)))
         return pairs / (self.d * (self.d - 1))
 
-
-RULES = ("paper", "best")
-
 # %% ../../nbs/baselines/privquant.ipynb #f7ed9d84
 @functools.lru_cache(maxsize=64)
 def calibrate(
@@ -173,13 +174,27 @@ def calibrate(
     Returns: ready to sample from.
     """
     check_size("d", d)
-    check_choice("rule", rule, RULES)
+    check_choice("rule", rule, ("paper", "best"))
     _, ratio, share = tails(d, levels)
-    fit, log_odds = _allowed(d, levels, eps, rule, kappa_min)
-    near = fit[-1:]
+    price = slack(d, levels, eps)
+    if eps <= 2 * price:
+        raise ValueError(
+            f"eps is {eps:.6g}; at d = {d} and levels = {levels} floating-point"
+            f" rounding alone may cost {price:.2g}: raise eps above {2 * price:.2g}"
+        )
+    need = thresholds(d, levels, kappa_min)
     if rule == "best":  # log p is at most min(0, log-odds), and log 2 below it
+        fit, log_odds = np.flatnonzero(need < np.inf), eps - ratio
         least = share[fit] + np.minimum(0, log_odds[fit])
         near = fit[least > least.max() - 1]
+    else:
+        near, log_odds = np.flatnonzero(need <= eps)[-1:], np.full(d, COIN_SHARE * eps)
+    if not len(near):
+        raise ValueError(
+            f"eps is {eps:.6g}; with d = {d}, levels = {levels} and kappa >="
+            f" {-d if kappa_min is None else kappa_min} the paper's rule needs at least"
+            f" {need.min():.6g}: raise eps, lower kappa_min, or use rule='best'"
+        )
     log_p = -np.logaddexp(0, -log_odds[near])
     gain = np.log(-np.expm1(-np.maximum(log_odds[near] + ratio[near], 1e-300)))
     log_m = share[near] + log_p + gain
@@ -187,30 +202,9 @@ def calibrate(
     at, tau = near[best], int(near[best]) + 1
     p, m = math.exp(log_p[best]), math.exp(log_m[best])
     kappa, q = 2 * tau - d - 1, (1 + (levels - 1) * m) / levels
-    price = slack(d, levels, eps)
     odds = min(float(log_odds[at]), eps - price - float(ratio[at]))
     actual = odds + float(ratio[at]) + price
     return Calibration(d, levels, float(eps), kappa, tau, p, odds, m, q, actual)
-
-
-def _allowed(d, levels, eps, rule, kappa_min):
-    "Places of the thresholds that a rule allows, and each one's log-odds of the coin."
-    need, price = thresholds(d, levels, kappa_min), slack(d, levels, eps)
-    if eps <= 2 * price:
-        raise ValueError(
-            f"eps is {eps:.6g}; at d = {d} and levels = {levels} floating-point"
-            f" rounding alone may cost {price:.2g}: raise eps above {2 * price:.2g}"
-        )
-    if rule == "best":
-        return np.flatnonzero(need < np.inf), eps - tails(d, levels).ratio
-    fit = np.flatnonzero(need <= eps)
-    if len(fit):
-        return fit, np.full(d, COIN_SHARE * eps)
-    raise ValueError(
-        f"eps is {eps:.6g}; with d = {d}, levels = {levels} and kappa >="
-        f" {-d if kappa_min is None else kappa_min} the paper's rule needs at least"
-        f" {need.min():.6g}: raise eps, lower kappa_min, or use rule='best'"
-    )
 
 # %% ../../nbs/baselines/privquant.ipynb #0f8868b8
 def match_law(cal: Calibration) -> np.ndarray:
@@ -223,7 +217,7 @@ def match_law(cal: Calibration) -> np.ndarray:
         law[side] = part / part.sum() * math.exp(-np.logaddexp(0, -log_odds))
     return law
 
-# %% ../../nbs/baselines/privquant.ipynb #42ed3bcc
+
 @functools.lru_cache(maxsize=64)
 def match_steps(cal: Calibration) -> np.ndarray:
     "The distribution function of the number of matches. [inverse transform]"
@@ -295,19 +289,13 @@ def variances(x, bound: float, cal: Calibration) -> tuple:
     mean_square = bound**2 * (K + 1) / (3 * (K - 1))
     return rounding, (cal.m * square + (1 - cal.m) * mean_square) / cal.m**2 - square
 
-# %% ../../nbs/baselines/privquant.ipynb #3b11d869
+
 def covariance_factor(cal: Calibration) -> float:
     "Factor f in Cov(Z_i, Z_j) = f x_i x_j of two entries of a message. [eq. pair]"
     K = cal.levels
     return float((K * K * cal.q2 - 2 * K * cal.q + 1) / ((K - 1) * cal.m) ** 2 - 1)
 
-# %% ../../nbs/baselines/privquant.ipynb #9698f43d
-def pack(numbers, levels: int) -> bytes:
-    "Write level numbers, ceil(log2 K) bits each. [sqsgd Sec. 3.1]"
-    return pack_bits(numbers, (levels - 1).bit_length())
-
 # %% ../../nbs/baselines/privquant.ipynb #8ed46f1f
-GAME_DIMENSION = 8  # of the audit
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(bound=1.0, levels=levels, eps=eps, rule=rule), {}, 10**6)
     for levels, eps, rule in ((2, 2.0, "paper"), (4, 1.0, "best"), (16, 4.0, "paper"))
@@ -340,12 +328,9 @@ class PrivQuant(Local):
         "pure: holds with delta = 0, but for numbers of matches too rare for a float, at"
         " a delta of (1 + e^eps) d 2^-1020"
     )
-    ranges = {"bound": SCALE, "levels": IntRange(2, MAX_LEVELS)}
-    ranges |= {
-        "eps": "(0, inf)",
-        "rule": RULES,
-        "kappa_min": OrNone(IntRange(-math.inf)),
-    }
+    ranges = {"bound": SCALE, "levels": IntRange(2, 2**16)}
+    ranges |= {"eps": "(0, inf)", "rule": ("paper", "best")}
+    ranges |= {"kappa_min": OrNone(IntRange(-math.inf))}
 
     def clip(self, u):
         return check_finite("u", u).float().clamp(-self.bound, self.bound)
@@ -368,9 +353,8 @@ class PrivQuant(Local):
         rng, x = private_stream(key), self.clip(check_vector("u", u)[None]).numpy()
         rounded = quantise(x, self.bound, self.levels, rng)
         numbers = randomise(rounded, self.calibration(len(u)), rng)
-        return Message(
-            self.name, len(u), pack(numbers[0], self.levels), self.fingerprint
-        )
+        packed = pack_bits(numbers[0], (self.levels - 1).bit_length())
+        return Message(self.name, len(u), packed, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
         # look the levels up, divide by m [sqsgd Alg. 1, line 3]
@@ -380,9 +364,7 @@ class PrivQuant(Local):
 
     def message_epsilon(self, d: int = None) -> float:
         # what the threshold really spends [sqsgd, Theorem 1 of the paper]
-        return (
-            self.eps if d is None else self.calibration(check_size("d", d)).actual_eps
-        )
+        return self.eps if d is None else self.calibration(d).actual_eps
 
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
@@ -413,7 +395,7 @@ class PrivQuant(Local):
 
         return by_columns(entries, check_finite("u", u))
 
-    def game(self, relation, d=GAME_DIMENSION, **release):
+    def game(self, relation, d=8, **release):
         # a corner of the cube or the opposite one, scored by likelihood and by places; the
         # curve from the distribution of both counts [sqsgd Alg. 1]
         cal, K = self.calibration(d), self.levels
@@ -436,11 +418,6 @@ class PrivQuant(Local):
             return profile_of_pmfs(law, law.T, eps)
 
         return Game(play, profile)
-
-# %% ../../nbs/baselines/privquant.ipynb #6c6b7042
-def sum_of_levels(numbers: np.ndarray, n: int, bound: float, count: int) -> np.ndarray:
-    "Sum of n levels from -bound to bound, by the sum of their numbers."
-    return bound * (2 * numbers / (count - 1) - n)
 
 # %% ../../nbs/baselines/privquant.ipynb #10584466
 #| code-fold: true

@@ -6,7 +6,6 @@
 __all__ = []
 
 # %% ../../nbs/dprec/chapter.ipynb #66e70421
-import functools
 import math
 import zlib
 from dataclasses import dataclass, replace
@@ -14,14 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from scipy.special import expit, ndtr
+from scipy.special import ndtr
 from torch import Tensor
 
 from dpcomm.core.checks import (
     check_between,
     check_choice,
     check_number,
-    check_reals,
     check_size,
     shown,
 )
@@ -48,6 +46,7 @@ from dpcomm.privacy.rec_accountant import (
     with_choice_paid,
     with_seed_premise,
 )
+from ..privacy.rec_pairs import null_slot_pairs
 
 # %% ../../nbs/dprec/chapter.ipynb #493802f6
 FAR = 45.0  # e^-45 is nothing beside what is summed
@@ -135,11 +134,6 @@ def selected(sizes, seed: int, groups, ks) -> np.ndarray:
     odd = sizes % 2 == 1
     return np.delete(z.ravel(), 2 * ends[odd] - 1) if odd.any() else z.ravel()
 
-# %% ../../nbs/dprec/chapter.ipynb #a3d0d685
-def decode_group(d: int, std: float, seed: int, group: int, k: int) -> np.ndarray:
-    "Make candidate k and no other, (d,) float32: O(d) whatever k is. [dprec Alg. 2]"
-    return np.float32(std) * selected([d], seed, [group], [k])
-
 # %% ../../nbs/dprec/chapter.ipynb #e60537de
 def select_projection(s: float, n_candidates: int, rng: np.random.Generator) -> float:
     "Project the K candidates on phi, select one, and return its z; s: |phi| / std."
@@ -149,17 +143,21 @@ def select_projection(s: float, n_candidates: int, rng: np.random.Generator) -> 
     sizes = [min(2**16, n_candidates - start) for start in starts]
     return gumbel_argmax((s * rng.standard_normal(size) for size in sizes), rng)[1] / s
 
+
+def _with_projection(phi, norm, along, std, rngs):
+    tiny = torch.finfo(phi.dtype).tiny
+    direction = phi / norm.clamp_min(tiny)[:, None].to(phi.dtype)
+    z = normal(tuple(phi.shape), rngs, phi.device)
+    missing = torch.from_numpy(along).to(phi) - (z * direction).sum(1)
+    return std * (z + missing[:, None] * direction)
+
 # %% ../../nbs/dprec/chapter.ipynb #5f54994b
 def simulate_group(phi: Tensor, std: float, n_candidates: int, rngs) -> Tensor:
-    "The law of decode_group(encode_group) on every row, without the other K - 1."
+    "The law of an encoded and decoded group on every row, without the other K - 1."
     norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
     lengths = (norm / std).tolist()
     along = [select_projection(s, n_candidates, rng) for s, rng in zip(lengths, rngs)]
-    direction = phi / norm.clamp_min(torch.finfo(phi.dtype).tiny)[:, None].to(phi.dtype)
-    z = normal(phi.shape, rngs, phi.device)
-    along = torch.from_numpy(np.array(along)).to(phi)
-    missing = along - (z * direction).sum(1)
-    return std * (z + missing[:, None] * direction)
+    return _with_projection(phi, norm, np.array(along), std, rngs)
 
 # %% ../../nbs/dprec/chapter.ipynb #0af522c4
 MANY = 64  # equal groups from which they are drawn together
@@ -178,11 +176,8 @@ def simulate_many(
         total = np.exp(logits - logits.max(1, keepdims=True)).cumsum(1)
         chosen = (total < rng.random((len(s), 1)) * total[:, -1:]).sum(1)
         along.append(u[np.arange(len(s)), chosen])
-    tiny = torch.finfo(phi.dtype).tiny
-    direction = blocks / norm.clamp_min(tiny)[:, None].to(phi.dtype)
-    z = normal(tuple(blocks.shape), rng, phi.device)
-    missing = torch.from_numpy(np.concatenate(along)).to(phi) - (z * direction).sum(1)
-    return (std * (z + missing[:, None] * direction)).view(-1)[: len(phi)]
+    drawn = _with_projection(blocks, norm, np.concatenate(along), std, rng)
+    return drawn.view(-1)[: len(phi)]
 
 # %% ../../nbs/dprec/chapter.ipynb #f3d8b595
 _ALONE = dict(cohort=1, accountant="exact-balle")
@@ -229,9 +224,7 @@ class Rec(Mechanism):
     def __post_init__(self):
         super().__post_init__()
         if self.groups is not None:
-            known = isinstance(self.groups, (tuple, list))
-            sizes = self.groups if known else [self.groups]
-            sizes = tuple(int(check_between("groups", size, 1)) for size in sizes)
+            sizes = tuple(int(check_between("groups", g, 1)) for g in self.groups)
             object.__setattr__(self, "groups", sizes or None)
 
     def clip(self, u):
@@ -253,9 +246,8 @@ class Rec(Mechanism):
     def encode(self, u: Tensor, key=None) -> Message:
         # clip, select a candidate per group, send seed and indices [dprec Alg. 3]
         seed, private = public_seed(key), private_stream(key)
-        phi = (
-            (self.clip(check_vector("u", u).double()[None])[0] / self.std).cpu().numpy()
-        )
+        clipped = self.clip(check_vector("u", u).double()[None])[0]
+        phi = (clipped / self.std).cpu().numpy()
         parts = np.split(phi, np.cumsum(self.sizes(len(u)))[:-1])
         indices = [
             encode_group(part, 2**self.index_bits, seed, g, private)
@@ -300,8 +292,17 @@ class Rec(Mechanism):
         chosen = slots / n_clients if sampled and alone else slots
         c, K = self.clip_norm / self.std, 2**self.index_bits
         check_number("delta", delta, "(0, 1)")
-        if kind == "theorem1":
-            made = self._algorithm7(slots, n_clients, groups, delta, relation, version)
+        if kind == "theorem1":  # slots drawn with replacement [dprec Alg. 7]
+            if relation != "null-slot":
+                raise ValueError(
+                    f"relation is {shown(relation)}; Algorithm 7 covers only slots drawn"
+                    " with replacement and null messages in the other slots: use"
+                    " accountant='exact-balle', or sampling='replacement' with"
+                    " relation='null-slot'"
+                )
+            check_between("n_clients", n_clients, 2)
+            nbits = groups * self.index_bits
+            made = theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
         else:
             run = RecRun(slots, n_clients, K, groups, relation, cohort, sampling)
 
@@ -315,19 +316,6 @@ class Rec(Mechanism):
         rate = min(cohort / n_clients, 1.0) if sampled else 1.0
         made = replace(made, rounds=rounds, q=rate)
         return made.noting(large_delta(delta, n_clients))
-
-    def _algorithm7(self, slots, n_clients, groups, delta, relation, version):
-        "The paper's claim, for slots drawn with replacement. [dprec Alg. 7]"
-        if relation != "null-slot":
-            raise ValueError(
-                f"relation is {shown(relation)}; Algorithm 7 covers only slots drawn with"
-                " replacement and null messages in the other slots: use"
-                " accountant='exact-balle', or sampling='replacement' with"
-                " relation='null-slot'"
-            )
-        check_between("n_clients", n_clients, 2)
-        c, nbits = self.clip_norm / self.std, groups * self.index_bits
-        return theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
 
     def losses(
         self,
@@ -380,16 +368,12 @@ class Rec(Mechanism):
         for phi in self.clip(u).split(self.sizes(u.shape[1]), 1):
             norm = torch.linalg.vector_norm(phi, dim=1, dtype=torch.float64)
             lengths = (norm / self.std).tolist()
-            s2, s3 = (
-                norm.new_tensor([selection_moment(r, s, K) for s in lengths])
-                for r in (2, 3)
-            )
-            square = (norm / self.std) ** 2
+            powers = [[selection_moment(r, s, K) for s in lengths] for r in (2, 3)]
+            s2, s3 = norm.new_tensor(powers)
+            square, phi = (norm / self.std) ** 2, phi.double()
             along = square * (1 - 3 * s2 + 2 * s3) - square * (1 - s2) ** 2
-            unit = (
-                phi.double() / norm.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
-            )
-            mean.append(phi.double() * (1 - s2)[:, None])
+            unit = phi / norm.clamp_min(torch.finfo(phi.dtype).tiny)[:, None]
+            mean.append(phi * (1 - s2)[:, None])
             variance.append(self.std**2 * (1 + along[:, None] * unit**2))
         return torch.cat(mean, 1) - u, torch.cat(variance, 1)
 
@@ -455,51 +439,15 @@ class Rec(Mechanism):
 
         def profile(eps):
             # of one message; 1, no claim, for two updates
-            eps, delta = check_reals("eps", eps, "[0, 700]"), float(others != 0)
-            for up in (True, False) if others == 0 else ():
-                D, law = loss_law(self.clip_norm / self.std, 2**self.index_bits, up)
-                w = 2**self.index_bits * expit(D)
-                ratio = 1 + cohort / n_clients * (w - 1)
-                rise, fall = (ratio, 1) if up else (1, ratio)
-                factors = np.exp(eps.ravel())
-                side = [(law * np.maximum(rise - e * fall, 0)).sum() for e in factors]
+            c, K = self.clip_norm / self.std, 2**self.index_bits
+            pairs = null_slot_pairs(c, K, 1, q, 1, 1e-6) if others == 0 else ()
+            delta, factors = np.full(eps.size, float(others != 0)), np.exp(eps.ravel())
+            for pair in pairs:
+                side = [np.maximum(pair.p - e * pair.q, 0).sum() for e in factors]
                 delta = np.maximum(delta, side)
-            delta = np.minimum(delta + 3e-9 * 2**self.index_bits, 1)
-            return np.broadcast_to(delta, eps.size).reshape(eps.shape)
+            return delta.reshape(eps.shape)
 
         return Game(play, profile, whole=True)
-
-# %% ../../nbs/dprec/chapter.ipynb #bd3b4c65
-#| code-fold: true
-def _sum_law(s, count, step, top, up):
-    "Law of a lognormal sum on step * (0, 1, ...), rounded one way; ends keep the rest."
-    edges = np.log(np.maximum(step * np.arange(top), 1e-300)) / s
-    one = np.diff(np.append(ndtr(edges), 1.0))
-    if up:
-        one = np.append(0.0, one[:-1]) + np.append(np.zeros(top - 1), one[-1])
-    power = np.fft.rfft(one, 2 * top) ** count  # two laps hold the sum
-    law = np.maximum(np.fft.irfft(power, 2 * top), 0)
-    return np.append(law[: top - 1], law[top - 1 :].sum())
-
-
-@functools.lru_cache(maxsize=32)
-def loss_law(s: float, K: int, up: bool, width: float = 1e-3) -> tuple:
-    "Law of s z - log Y under a null message, ascending, every piece rounded one way."
-    mean, top = (K - 1) * math.exp(s * s / 2), 2**20
-    step = (2 * mean + math.exp(6 * s)) / top  # a weight beyond has probability 1e-9
-    y = _sum_law(s, K - 1, step, top, not up)
-    log_y = np.log(np.maximum(step * np.arange(top), step / 2))
-    cells = (np.floor if up else np.ceil)(log_y / width).astype(int)
-    base, z = cells.min(), np.arange(-9 * s, 9 * s, width) / s
-    right = np.diff(np.append(ndtr(z), 1.0))  # the mass of a cell at its lower end
-    right = np.append(0.0, right) if up else np.append(right, 0.0)
-    right[0] += ndtr(z[0])
-    ys = np.bincount(cells - base, weights=y)[::-1]
-    n = len(ys) + len(right)
-    law = np.fft.irfft(np.fft.rfft(ys, n) * np.fft.rfft(right, n), n)
-    law = np.maximum(law, 0)[: n - 1]
-    start = z[0] * s - (base + len(ys) - 1) * width
-    return start + width * np.arange(len(law)), law / law.sum()
 
 # %% ../../nbs/dprec/chapter.ipynb #7b2e8a6c
 ACCOUNTANTS = ("theorem1-arxiv", "theorem1-iclr", "theorem1-iclr-shifted")
@@ -507,15 +455,13 @@ ACCOUNTANTS += ("exact-classic", "exact-balle", "pld-exact")
 
 
 def _fitting_relation(sampling, relation):
-    "The relation asked for, or the first that goes with a sampling; else ValueError."
-    pairs = [(s, r) for r, known in SAMPLINGS_OF.items() for s in known]
-    if isinstance(sampling, str):
-        for s, r in pairs:
-            if s == sampling and relation in (None, r):
-                return r
-    told = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
+    pairs = [(s, r) for r, drawn in SAMPLINGS_OF.items() for s in drawn]
+    for s, r in pairs:
+        if s == sampling and relation in (None, r):
+            return r
+    covered = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
     raise ValueError(
         f"sampling is {shown(sampling)} and relation {shown(relation)}; the accountant"
-        f" covers {told} (Propositions F, H, L and N on page dprec/theorem): pass"
+        f" covers {covered} (Propositions F, H, L and N on page dprec/theorem): pass"
         " one of these pairs"
     )

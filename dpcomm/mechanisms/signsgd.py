@@ -32,7 +32,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 PIECE = 2**16  # coordinates in double precision at one time, or one row
 FAR = 37.0  # standard deviations beyond which a sign gets no likelier
 
-# %% ../../nbs/baselines/signsgd.ipynb #c2d396bc
+
 @register
 @dataclass(frozen=True)
 class SignSgd(LocalRenyi):

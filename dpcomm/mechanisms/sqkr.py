@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_between, check_size
+from ..core.checks import check_size
 from ..core.random import private_stream, public_seed, seed_tree, uniform_rows
 from dpcomm.core.vectors import (
     check_rows,
@@ -59,7 +59,7 @@ class Frame(NamedTuple):
         split = (side.tensor_split(ends) for side in self[1:])
         return width, hadamard(parts).tolist(), [*zip(*split)]
 
-# %% ../../nbs/baselines/sqkr.ipynb #ff96a91d
+
 @functools.lru_cache(maxsize=16)
 def frame(d: int, seed: int = 0) -> Frame:
     "The frame that client and server share. [Chen et al. 2020, Sec. 3]"
@@ -146,7 +146,7 @@ def keep_probability(letters: float, eps: float) -> float:
     "Probability gamma that randomised response keeps a letter. [Chen et al. 2020, Sec. 3]"
     return -math.expm1(-eps) / (1 + (letters - 1) * math.exp(-eps))
 
-# %% ../../nbs/baselines/sqkr.ipynb #300a38a9
+
 def kept(
     coin: np.ndarray,
     letters: float,
@@ -166,18 +166,6 @@ def kept(
     steps = np.full((1, *coin.shape), law[0] / sum(law))
     return symbols_by_inversion(coin, steps, lambda at: law, rng) == 0
 
-# %% ../../nbs/baselines/sqkr.ipynb #d339333a
-def respond(x: Tensor, draws: Tensor, honest: np.ndarray) -> Tensor:
-    """Round to signs, then keep the string or draw another. [Chen et al. 2020, Sec. 3]
-
-    x: a_s / L at the sampled coordinates, (n, k). draws: uniform, (n, 2 k). honest:
-    (n,), whether it is kept.
-    """
-    k = x.shape[1]
-    rounded, uniform = 2 * draws[:, :k] < 1 + x, 2 * draws[:, k:] < 1
-    sent = torch.where(torch.from_numpy(honest)[:, None], rounded, uniform)
-    return 2.0 * sent.double() - 1
-
 # %% ../../nbs/baselines/sqkr.ipynb #a0d17ed5
 ROWS = 2**20  # coordinates of vectors that are spread at once
 SAFE = "safe to deploy: pure, by fair bits and one exact coin"
@@ -186,7 +174,7 @@ AUDITED = tuple(
     for nbits, eps in ((1, 0.5), (3, 2.0))
 )  # parameters, arguments of play, most plays
 
-# %% ../../nbs/baselines/sqkr.ipynb #90ed9e4b
+
 @register
 @dataclass(frozen=True)
 class Sqkr(Local):
@@ -219,26 +207,34 @@ class Sqkr(Local):
 
     def represent(self, u: Tensor, at: Tensor | None = None) -> tuple:
         "Clip and spread over the frame: coordinates (n, N), or (n, k) of them; the bound L."
-        m, u, f = self, self.clip(u).cpu(), frame(u.shape[1], self.frame_seed)
-        rows, bound = max(1, ROWS // f.size), m.level / math.sqrt(f.size)
-        spread = []
+        u, f, spread = self.clip(u).cpu(), frame(u.shape[1], self.frame_seed), []
+        rows, bound = max(1, ROWS // f.size), self.level / math.sqrt(f.size)
         for i, part in enumerate(u.split(rows)):
-            a = kashin(part, f, m.clip_norm, m.shrink, m.support)
+            a = kashin(part, f, self.clip_norm, self.shrink, self.support)
             a = project(a, f, bound)
             spread.append(a if at is None else a.gather(1, at[i * rows :][:rows]))
         return torch.cat(spread) if len(spread) > 1 else spread[0], bound
 
     def answer(self, x: Tensor, draws: np.ndarray, rng) -> Tensor:
-        "Toss the coin, then `respond`; draws: (n, 2 k + 1). [Chen et al. 2020, Sec. 3]"
-        honest = kept(draws[:, -1], 2.0**self.nbits, self.eps, rng)
-        return respond(x, torch.from_numpy(draws[:, :-1]), honest)
+        """Round to signs, then keep the string or draw another. [Chen et al. 2020, Sec. 3]
+
+        x: a_s / L at the sampled coordinates, (n, k). draws: uniform, (n, 2 k + 1).
+        """
+        honest = torch.from_numpy(kept(draws[:, -1], 2.0**self.nbits, self.eps, rng))
+        draws = torch.from_numpy(draws[:, :-1])
+        first, second = (2 * draws).split(self.nbits, 1)
+        return (
+            2.0 * torch.where(honest[:, None], first < 1 + x, second < 1).double() - 1
+        )
+
+    def _unsampled(self, total, f):
+        scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
+        return synthesise(total, f).mul_(scale)
 
     def estimate(self, at: Tensor, signs: Tensor, f: Frame) -> Tensor:
         "Go back to d dimensions; undo sampling and response. [Chen et al. 2020, Sec. 3]"
         wide = torch.zeros(len(at), f.size, device="cpu", dtype=torch.float32)
-        wide.scatter_add_(1, at, signs.float())
-        scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
-        return synthesise(wide, f).mul_(scale).float()
+        return self._unsampled(wide.scatter_add_(1, at, signs.float()), f).float()
 
     def _sampled(self, message):
         # sampled coordinates of the frame and their signs, both (k,)
@@ -249,11 +245,9 @@ class Sqkr(Local):
 
     def encode(self, u: Tensor, key=None) -> Message:
         # represent, sample, round, randomise, pack [Chen et al. 2020, SQKR]
-        seed, private = public_seed(key), private_stream(key)
-        size = frame(len(check_vector("u", u)), self.frame_seed).size
-        a, bound = self.represent(
-            check_vector("u", u)[None], coordinates(seed, size, self.nbits)[None]
-        )
+        seed, private, u = public_seed(key), private_stream(key), check_vector("u", u)
+        at = coordinates(seed, frame(len(u), self.frame_seed).size, self.nbits)
+        a, bound = self.represent(u[None], at[None])
         draws = uniform_rows(private, 1, 2 * self.nbits + 1)
         signs = self.answer(a / bound, draws, private)[0]
         payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
@@ -273,9 +267,8 @@ class Sqkr(Local):
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         # back to d dimensions, sampling and lies undone [Chen et al. 2020, Sec. 3]
-        f = frame(d, self.frame_seed)
-        scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
-        return scale * synthesise(torch.from_numpy(total.astype(float))[None], f)[0]
+        wide = torch.from_numpy(total.astype(float))[None]
+        return self._unsampled(wide, frame(d, self.frame_seed))[0]
 
     def bits(self, d):
         payload = 8 * -(-self.nbits // 8)
@@ -290,14 +283,6 @@ class Sqkr(Local):
     def keep(self):
         "Probability that randomised response keeps the string."
         return keep_probability(2.0**self.nbits, self.eps)
-
-    def law(self, u: Tensor, seed: int) -> Tensor:
-        "Probability of every string given the seed, (2^k,), first bit most significant."
-        k = check_between("nbits", self.nbits, 1, 16)
-        at = coordinates(seed, frame(len(u), self.frame_seed).size, k)
-        a, bound = self.represent(u[None], at[None])
-        signs = 2.0 * torch.from_numpy(np.indices((2,) * k).reshape(k, -1).T) - 1
-        return likelihood(a[0] / bound, signs, self.keep)
 
     def worst_case(self, at: Tensor, d: int) -> Tensor:
         "The input with the largest coordinates where they are sampled."
@@ -353,7 +338,7 @@ def coordinates(seed: int, size: int, nbits: int) -> Tensor:
     "The k coordinates that a seed samples, with replacement."
     return torch.from_numpy(seed_tree(seed, "coordinates").integers(size, size=nbits))
 
-# %% ../../nbs/baselines/sqkr.ipynb #ba4d6487
+
 def likelihood(x: Tensor, signs: Tensor, keep: float) -> Tensor:
-    "Probability that `respond` answers x with these signs, (n,)."
+    "Probability that `answer` gives x these signs, (n,)."
     return keep * ((1 + signs * x) / 2).prod(1) + (1 - keep) / 2.0 ** signs.shape[1]

@@ -24,7 +24,7 @@ from dpcomm.core.vectors import (
     clip_l2,
     walsh_hadamard,
 )
-from ..core.wire import Bits, Message, header_bits
+from ..core.wire import Bits, Message, header_bits, pack_bits
 from . import privquant
 from .contract import Game, IntRange, register
 from .families import Local
@@ -41,7 +41,7 @@ def subset_size(d: int, fraction: float, padded: bool = False) -> int:
         )
     return count if padded else 1 << count.bit_length() - 1
 
-# %% ../../nbs/sqsgd/chapter.ipynb #d488c7b8
+
 def padded_size(count: int) -> int:
     "Next power of two, which a Hadamard rotation needs. [Sylvester 1867]"
     return 1 << (check_size("count", count) - 1).bit_length()
@@ -85,13 +85,6 @@ def unrotate(x: Tensor, seed: int, count: int) -> Tensor:
     return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
 
 # %% ../../nbs/sqsgd/chapter.ipynb #0b12a98f
-SPANS = ("fixed", "tight")
-FLOAT32: dict[str, Any] = dict(
-    dtype=torch.float32, device="cpu"
-)  # whatever torch's defaults are
-PROJECTED = ("gradient", "sum")
-
-
 def span(bound: float, size: int, name: str = "fixed") -> float:
     """Largest entry that is quantised; what lies beyond is cut.
     [sqsgd Sec. 3.3; 'tight' ours]
@@ -100,13 +93,8 @@ def span(bound: float, size: int, name: str = "fixed") -> float:
         return bound
     return bound * min(1.0, math.sqrt(2 * math.log(size) / size))
 
-# %% ../../nbs/sqsgd/chapter.ipynb #57ac0175
-def cut_probability(size: int) -> tuple:
-    "Bound on how often the tight range cuts an entry; its limit. [Hoeffding 1963]"
-    edge = math.sqrt(2 * math.log(size))
-    return 2 * math.exp(-(edge**2) / 2), math.erfc(edge / math.sqrt(2))
-
 # %% ../../nbs/sqsgd/chapter.ipynb #3c898b98
+FLOAT32: dict[str, Any] = dict(dtype=torch.float32, device="cpu")  # not torch's default
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(bound=1.0, levels=K, eps=eps, fraction=1.0, rule=rule), dict(d=d), 10**6)
     for K, eps, rule, d in (
@@ -116,7 +104,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
     )
 )
 
-# %% ../../nbs/sqsgd/chapter.ipynb #28e2c5dd
+
 @register
 @dataclass(frozen=True)
 class SqSgd(Local):
@@ -169,8 +157,8 @@ class SqSgd(Local):
         "momentum": "[0, 1)",
         "seed": IntRange(0),
         "round": IntRange(0),
-        "span": SPANS,
-        "projected": PROJECTED,
+        "span": ("fixed", "tight"),
+        "projected": ("gradient", "sum"),
         "residuals": bool,
         "rotated": bool,
         "padded": bool,
@@ -234,7 +222,7 @@ class SqSgd(Local):
         x = self.prepare(self.clip(u[None])[:, self.subset(d)], d)
         rounded = privquant.quantise(x, self.limit(d), self.levels, rng)
         numbers = privquant.randomise(rounded, self.calibration(d), rng)
-        payload = privquant.pack(numbers[0], self.levels)
+        payload = pack_bits(numbers[0], (self.levels - 1).bit_length())
         return Message(self.name, d, payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
@@ -276,19 +264,15 @@ class SqSgd(Local):
         return replace(self, round=t)
 
     def client_memory(self, n, d):
-        return (
-            torch.zeros(n, 1 + (self.momentum > 0), d, **FLOAT32)
-            if self.residuals
-            else None
-        )
+        if self.residuals:
+            return torch.zeros(n, 1 + (self.momentum > 0), d, **FLOAT32)
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         # without memory, times d / d_hat for what was not selected
         d = check_rows("u", u).shape[1]
         at, out = self.subset(d), torch.zeros(u.shape, **FLOAT32)
-        out[:, at] = (
-            d / len(at) * self.send(self.clip(u).cpu()[:, at], d, rng)
-        ).float()
+        sent = self.send(self.clip(u).cpu()[:, at], d, rng)
+        out[:, at] = (d / len(at) * sent).float()
         return out.to(u.device)
 
     def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
@@ -312,9 +296,7 @@ class SqSgd(Local):
         x = self.prepare(self.clip(u).cpu()[:, at], d)
         own = torch.from_numpy(sum(privquant.variances(x, self.limit(d), cal)))
         mean, scale = self.restore(x, d), d / len(at)
-        if (
-            self.rotated
-        ):  # every entry mixes all with weights of 1/D; pairs add the rest
+        if self.rotated:  # all are mixed with weights of 1/D; pairs add the rest
             square = mean**2 - torch.from_numpy(x**2).mean(1, keepdim=True)
             pairs = privquant.covariance_factor(cal) * square
             own = own.mean(1, keepdim=True) + pairs

@@ -39,7 +39,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
     for eps, repeats, d in ((1.0, 1, 1), (0.5, 4, 1), (3.0, 2, 8))
 )
 
-# %% ../../nbs/baselines/vqsgd.ipynb #61e8081e
+
 @register
 @dataclass(frozen=True)
 class VqSgd(Local):
@@ -95,9 +95,8 @@ class VqSgd(Local):
         # draw the corners, pack their numbers [Gandikota et al. 2019]
         x = check_vector("u", u).double().cpu().numpy()
         drawn = self.corners(x, private_stream(key), self.repeats)
-        return Message(
-            self.name, len(u), pack_bits(drawn, corner_bits(len(u))), self.fingerprint
-        )
+        packed = pack_bits(drawn, corner_bits(len(u)))
+        return Message(self.name, len(u), packed, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
         # [Gandikota et al. 2019]

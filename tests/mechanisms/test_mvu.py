@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import ALARM, fit, radius
+from laws import ALARM, fit
 from scipy.optimize import linprog
 from tables import tabled
 
@@ -118,18 +118,6 @@ def test_no_other_two_symbols_do_better(constraint):
 # ---- the program and its certificate
 
 
-@tabled("eps", [0.1, 1.0, 8.0])
-def test_two_inputs_need_two_symbols_however_many_are_offered(eps):
-    symbols, weights, least = relaxed(eps, 2)
-    two, step = two_symbols(eps), symbols[1] - symbols[0]
-    used = symbols[weights > 1e-6 * weights.sum()]
-    assert len(used) <= 4
-    assert all(min(abs(u - a) for a in two.alphabet) <= step for u in used)
-    assert least <= two.variance <= least + 2 * step**2
-    for m, c in itertools.product((2, 3, 16), mvu_table.CONSTRAINTS):
-        assert solve(eps, 2, m, c) == two_symbols(eps, 2, c)
-
-
 @small
 def test_solved_tables_keep_their_promise_and_beat_two_symbols(problem):
     table, (eps, n, m, constraint) = solve(*problem), problem
@@ -183,21 +171,19 @@ def fresh():
 def test_tables_are_kept_and_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("DPCOMM_DATA", str(tmp_path))
     path, first = mvu_table._table_file(2.0, 3, 4, "strict"), fresh()
-    problems = {*SMALL, (2.0, 3, 5, "strict")}
-    assert len({mvu_table._table_file(*p) for p in problems}) == len(problems)
     assert path.parent == tmp_path / "tables"
     calls, search = [], mvu_table._search
     monkeypatch.setattr(mvu_table, "_search", lambda *p: calls.append(p) or search(*p))
     again = fresh()
     assert again == first and again.log == first.log and not calls, "read from disk"
-    whole = path.read_text()
+    whole = path.read_bytes()
     good = json.loads(whole)
-    changes = [dict(log="better"), dict(eps=3.0), dict(alphabet=good["alphabet"][::-1])]
-    wrong = [good | change for change in [*changes, dict(rows=None)]] + [[], None, {}]
-    for i, text in enumerate([whole[:100], *map(json.dumps, wrong)]):
-        path.write_text(text)
+    wrong = [good | change for change in (dict(eps=3.0), dict(rows=None))] + [[], {}]
+    wrong += [good | dict(alphabet=good["alphabet"][::-1])]
+    for i, text in enumerate([whole[:100], *(json.dumps(w).encode() for w in wrong)]):
+        path.write_bytes(text)
         assert fresh() == first and len(calls) == i + 1, f"{text} was solved again"
-        assert json.loads(path.read_text()) == good
+        assert path.read_bytes() == whole
 
 
 # ---- laws and messages
@@ -206,33 +192,14 @@ def test_tables_are_kept_and_checked(tmp_path, monkeypatch):
 @small
 def test_the_law_interpolates_rows_and_keeps_the_mean(problem):
     table, x = solve(*problem), np.linspace(0, 1, 101)
-    p, n = law(table, x), problem[1]
+    p = law(table, x)
     np.testing.assert_allclose(p @ np.array(table.alphabet), x, atol=1e-10)
-    np.testing.assert_allclose(p[:: 100 // (n - 1)], table.rows, atol=1e-15)
-    at = 0.3 * (n - 1)
-    low, up = np.array(table.rows)[int(at) : int(at) + 2]
-    between = (at % 1) * up + (1 - at % 1) * low
-    np.testing.assert_allclose(law(table, 0.3), between)
+    np.testing.assert_allclose(p[:: 100 // (problem[1] - 1)], table.rows, atol=1e-15)
 
 
 TWO = Mvu(2.0, eps=1.5, beta=3.0)
 FOUR = Mvu(2.0, eps=2.0, n_inputs=3, n_outputs=4, beta=1.5)
 FIVE = Mvu(1.0, eps=1.0, n_inputs=5, n_outputs=4)
-
-
-def test_step_and_tilt_give_the_mean():
-    u = np.linspace(-2, 2, 41)
-    assert TWO.step == pytest.approx(2.0 / 3.0 / math.tanh(0.75))
-    metric = Mvu(2.0, eps=1.5, beta=3.0, n_inputs=9, constraint="metric")
-    for m in (TWO, metric):
-        np.testing.assert_allclose(
-            m.step * m.mean_sign(u), u.clip(-2 / 3, 2 / 3), atol=1e-12
-        )
-    for kind in (np.float32, np.float64):
-        tensor = torch.from_numpy(u.astype(kind))
-        assert TWO.mean_sign(u.astype(kind)).dtype == kind
-        assert TWO.mean_sign(tensor).dtype == tensor.dtype
-        np.testing.assert_allclose(TWO.mean_sign(tensor), TWO.mean_sign(u), atol=1e-6)
 
 
 @tabled("m", [TWO, FOUR, FIVE])
@@ -313,25 +280,6 @@ def test_no_pair_in_the_ball_exceeds_the_curve(m, relation):
                 assert best >= 0.999 * bound
 
 
-@tabled("m", [FOUR, METRIC])
-@tabled("relation", ["zero-out", "replace"])
-def test_no_pair_of_inputs_exceeds_the_polygon(m, relation):
-    "All pairs on a fine lattice of inputs, kinks or not, against the polygon at their distance."
-    half, alpha = min(1.0, m.beta) / 2, 4.0
-    x = np.linspace(0.5 - half, 0.5 + half, 181)
-    i, k = (each.ravel() for each in np.indices((181, 181)))
-    if relation == "zero-out":
-        i, k = np.arange(181), np.full(181, 90)
-    p, q = law(m.table, x[i]), law(m.table, x[k])
-    ((s, g),) = mvu._mixture(m.table, m.beta, relation, np.array([alpha]))
-    order = np.argsort(s, kind="stable")
-    bound = np.interp((x[i] - x[k]) ** 2, s[order], g[order])
-    worst = np.maximum(divergence(p, q, alpha), divergence(q, p, alpha))
-    assert (worst <= bound * (1 + 1e-9) + 1e-12).all()
-    near = np.abs(i - k) == 20
-    assert worst[near].max() >= 0.98 * bound[near].max()
-
-
 def test_small_signals_cost_their_fisher_information():
     "For two symbols 1 / w^2, reached by dense vectors where beta is small: alpha J R^2 / 2."
     m, orders, d = Mvu(1.0, eps=1.0, beta=0.05), (1.5, 2.0, 4.0), 10_000
@@ -352,22 +300,6 @@ def test_the_ball_is_a_concave_envelope(d, total):
     many = mvu._ball(s, g, total, 10**6)
     assert mvu._ball(s, g, total, None) == pytest.approx(many, rel=1e-9)
     assert mvu._ball(np.array([0.0, 1.0]), np.array([0.1, 0.2]), 1.0, None) == math.inf
-
-
-@tabled("n, beta, d", [(2, 1.0, 50), (8, 1.0, 300), (9, 3.0, 20), (512, 1.0, 400)])
-def test_dithering_stays_within_its_budget(n, beta, d):
-    h, rng = 1 / (n - 1), seed_tree(0, "dither", n)
-    for shape in (np.ones(d), np.eye(d)[0], rng.standard_normal(d)):
-        x = (0.5 + beta / 2 * shape / np.linalg.norm(shape)).clip(0, 1)
-        total, coins = ((x - 0.5) ** 2).sum(), rng.random((3000, d))
-        far = ((np.floor(x / h + coins) - np.floor(0.5 / h + coins)) ** 2).sum(1) * h**2
-        mean, most = (
-            total + min(h * math.sqrt(total * d), h * h * d / 4),
-            (math.sqrt(total) + h * math.sqrt(d)) ** 2,
-        )
-        assert far.mean() <= mean + radius(far.std(), 3000, 12)
-        assert (far > mvu._budget(total, h, d, 0.05)).mean() <= 0.05
-        assert far.max() <= most + 1e-9 and mvu._budget(total, h, d, 1e-300) <= most
 
 
 @tabled(

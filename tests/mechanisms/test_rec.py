@@ -100,26 +100,6 @@ def test_candidates_are_aes_and_box_muller_written_out():
         )
 
 
-def test_candidates_are_standard_normal():
-    "A million entries: their law, four moments, products of neighbours by every part of an address."
-    z = candidates(5, 0, 1000, 1000).astype(float)
-    assert stats.kstest(z.ravel(), "norm").pvalue > ALARM / 20
-    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        off = (z**power).mean() - mean
-        assert abs(off) < radius(variance**0.5, z.size, 20), power
-    neighbours = {
-        "entry": (z[:, 1:], z[:, :-1]),
-        "pair": (z[:, 2:], z[:, :-2]),
-        "candidate": (z[1:], z[:-1]),
-        "group": (z, candidates(5, 1, 1000, 1000)),
-        "seed": (z, candidates(6, 0, 1000, 1000)),
-    }
-    for name, (a, b) in neighbours.items():
-        assert abs((a * b).mean()) < radius(1.0, a.size, 20), name
-        squares = (a**2 - 1) * (b**2 - 1)
-        assert abs(squares.mean()) < radius(2.0, a.size, 20), name
-
-
 @tabled("chunk", [1, 3, 64, 2**15])
 def test_a_candidate_does_not_depend_on_its_company(chunk, monkeypatch):
     "Groups of odd and even length together, one by one, and in other chunks; so does its weight."
@@ -135,16 +115,6 @@ def test_a_candidate_does_not_depend_on_its_company(chunk, monkeypatch):
 
 
 # ---- the law of the index
-
-
-@tabled("s, chunk, n", [(0.0, 2**15, 1000), (0.7, 3, 300), (2.5, 2**15, 2000)])
-def test_an_index_is_drawn_by_its_weight(s, chunk, n, monkeypatch):
-    "16 explicit candidates of one shared seed, draws of the private stream."
-    monkeypatch.setattr(rec, "CHUNK", chunk)
-    phi, private = update(s).numpy(), seed_tree(0, "private", int(10 * s))
-    picks = [rec.encode_group(phi, 16, 99, 2, private) for _ in range(n)]
-    p = probabilities(phi, candidates(99, 2, 16, 10))
-    assert fit(np.bincount(picks, minlength=16), p) > ALARM / 3
 
 
 @tabled("s, groups", [(0.0, None), (3.0, (6, 1, 3))])
@@ -204,16 +174,6 @@ def test_many_groups_at_once_have_the_law_of_one_after_another(monkeypatch):
             assert same_law(*looks) > ALARM / 4
 
 
-@tabled("size", [0.0, 1e-45, 1e-38, 1e-20])
-def test_a_vanishing_update_leaves_the_prior(size):
-    "Kolmogorov-Smirnov against N(0, std^2) along and across."
-    m, rng = rec.Rec(1.0, 0.5, 4, (2, 2)), seed_tree(0, "zero")
-    rows = m.simulate(torch.full((4000, 4), size), rng).double().numpy()
-    for axis in ([1, 1, 0, 0], [1, -1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]):
-        look = rows @ axis / (0.5 * np.linalg.norm(axis))
-        assert stats.kstest(look, "norm").pvalue > ALARM / 4
-
-
 # ---- closed forms
 
 
@@ -250,23 +210,15 @@ def test_selection_moments_at_the_ends(s, K):
 # ---- cost
 
 
-def peak(call):
-    "Bytes that exist at one time during a call."
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def test_encoding_needs_little_memory():
-    "2**10 candidates of 50,000 entries are 200 MB; and a large group never exists whole."
+    "2**10 candidates of 50,000 entries are 200 MB."
     m, u = rec.Rec(1.0, 0.5, 10), update(0.8, 50_000)
     m.encode(u[:10], Insecure(0))
-    assert peak(lambda: m.encode(u, Insecure(0))) < 8 * 2**20
-    phi = update(0.8, 3_000_000).numpy()
-    assert peak(lambda: rec.log_weights(phi, 1, 0, [0])) < 128 * rec.CHUNK < phi.nbytes
+    tracemalloc.start()
+    m.encode(u, Insecure(0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
 
 
 # ---- the paper's accountant
@@ -285,15 +237,12 @@ STATED = [  # task, c, N, B, T, bits of a message, stated epsilon
 def test_the_stated_epsilons_are_reproduced(
     task, c, n_clients, cohort, rounds, bits, stated
 ):
-    delta = n_clients**-1.1
-    g = rec.theorem1_epsilon(c, rounds * cohort, n_clients, bits, delta)
-    assert g.eps == pytest.approx(stated, rel=0.015)
-    names = (g.relation, g.sampling, g.scope, g.trust)
-    assert names == ("null-slot", "replacement", "total", "central")
-    run = dict(rounds=rounds, delta=delta, n_clients=n_clients, cohort=cohort)
+    run = dict(rounds=rounds, delta=n_clients**-1.1, n_clients=n_clients, cohort=cohort)
     m = rec.Rec(c * 0.3, 0.3, 7, (1,) * (bits // 7))
     found = m.guarantee(**run, accountant="theorem1-arxiv")
-    assert found.eps == pytest.approx(g.eps, rel=1e-12)
+    assert found.eps == pytest.approx(stated, rel=0.015)
+    names = (found.relation, found.sampling, found.scope, found.trust)
+    assert names == ("null-slot", "replacement", "total", "central")
 
 
 RUN = dict(delta=1e-3, n_clients=100, cohort=10)

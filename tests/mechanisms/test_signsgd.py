@@ -20,13 +20,9 @@ from dpcomm.mechanisms import signsgd
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.privacy import audit
 from dpcomm.privacy.accounting import (
-    INTEGER_ORDERS,
     ORDERS,
-    calibrate,
     rdp_gaussian,
 )
-
-RUN = dict(rounds=20, delta=1e-5)
 
 
 def divergence(order, v, w):
@@ -36,17 +32,6 @@ def divergence(order, v, w):
 
 
 # ---- the law of a sign
-
-
-@tabled("kind", [np.float32, np.float64, torch.float32, torch.float64])
-def test_the_tilt_is_the_mean_sign_in_the_callers_type(kind):
-    m, values = SignSgd(2.0, 1.5), [-40.0, -3.0, 0.0, 1e-9, 0.5, 40.0]
-    array = torch.tensor if isinstance(kind, torch.dtype) else np.array
-    u, want = array(values, dtype=kind), 2 * stats.norm.cdf(np.array(values) / 3) - 1
-    found = m.mean_sign(u)
-    assert type(found) is type(u) and found.dtype == u.dtype and found.shape == u.shape
-    np.testing.assert_allclose(np.asarray(found), want, rtol=1e-6, atol=1e-12)
-    assert m.step == 1.0 and m.std == 3.0
 
 
 @tabled("sigma", [0.3, 1.0, 5.0])
@@ -61,20 +46,6 @@ def test_coins_have_the_law_of_signs_of_noisy_values(sigma):
     words = itertools.product((0, 1), repeat=4)
     law = [np.prod(np.where(bits, p, 1 - p)) for bits in words]
     assert fit(np.bincount(found @ [8, 4, 2, 1], minlength=16), law) > ALARM / 15
-
-
-def test_the_rarer_sign_is_tossed_with_its_own_probability(monkeypatch):
-    asked, m, u = [], SignSgd(1.0, 0.05), torch.tensor([[0.6, -0.6, 0.0, -0.0]])
-
-    def signs(heads):
-        toss = lambda p, rng: asked.append(p) or np.full(p.shape, heads)  # noqa: E731
-        monkeypatch.setattr(signsgd, "bernoulli", toss)
-        return m.simulate(u, seed_tree(0)).tolist()
-
-    # the likelier sign where the coin says no
-    assert (signs(False), signs(True)) == ([[1, -1, 1, 1]], [[-1, 1, -1, -1]])
-    rare = stats.norm.sf(12)
-    np.testing.assert_allclose(asked[0][0], [rare, rare, 0.5, 0.5], rtol=1e-5)
 
 
 def test_moments_keep_their_digits_in_the_tail():
@@ -125,20 +96,6 @@ def test_the_worst_vector_has_the_declared_divergence(order, relation, scale):
         assert found <= scale * order / (math.pi * sigma**2) * (1 + 1e-9)
 
 
-@tabled("order", [2.0, 3.0, 30.0])
-@tabled("sigma", [0.15, 0.6, 3.0])
-def test_no_random_pair_exceeds_the_theorem(order, sigma):
-    rng = seed_tree(0, "pairs", int(order), int(100 * sigma))
-    for d in (1, 2, 5):
-        shape = rng.standard_normal((2, 2000, d)) * rng.choice([0.05, 1], (2, 2000, d))
-        v, w = (x / np.linalg.norm(x, axis=1, keepdims=True) / sigma for x in shape)
-        short = rng.random((2000, 1)) ** 0.2
-        swaps = (v, w), (v, -v), (short * v, -v), (v, -short * v), (short * v, v)
-        for relation, some in (("replace", swaps), ("zero-out", ((v, 0), (0, v)))):
-            most = signsgd.rdp_signs(order, sigma, relation, d) * (1 + 1e-9)
-            assert all(divergence(order, *pair).max() <= most for pair in some)
-
-
 @tabled("relation, scale", [("zero-out", 1), ("replace", 2)])
 @tabled("sigma", [0.3, 1.0, 10.0])
 def test_the_curve_grows_with_dimension_to_its_limit_below_the_gaussian(
@@ -178,16 +135,12 @@ def test_counted_exactly_a_smaller_sigma_is_enough(conversion):
 
     def at(sigma, how="exact", **more):
         names = dict(accountant=f"{how}-{conversion}", **more)
-        return SignSgd(1.0, sigma).guarantee(**RUN, **names)
+        return SignSgd(1.0, sigma).guarantee(rounds=20, delta=1e-5, **names)
 
     rdp, limit = at(5.0, "rdp").eps, at(5.0).eps
     assert at(5.0 * math.sqrt(2 / math.pi)).eps == pytest.approx(rdp)
     assert at(5.0, d=3).eps < at(5.0, d=10_000).eps <= limit < rdp
-    assert at(5.0, orders=INTEGER_ORDERS).eps >= limit
-    assert at(calibrate(at, 2.0, 1.0, 100.0)).eps <= 2.0
-    known = at(5.0, d=7, unit="example")
-    assert "dimension 7" in known.note and known.unit == "example"
-    assert "any dimension" in at(5.0).note
+    assert "dimension 7" in at(5.0, d=7).note and "any dimension" in at(5.0).note
 
 
 @tabled("relation", ["zero-out", "replace"])
