@@ -165,7 +165,7 @@ def lead(cells: list) -> list:
 
 HEADING = re.compile(r"(##+) .*?(\{.*\.closed.*\})?$")
 BOX = '\n\n::::: {.callout-note collapse="true" title="%s"}'
-TITLES = {2: "The code of this section", 3: "The details of this section"}
+TITLES = dict.fromkeys((2, 3), "Show")
 RUNS = {2: "Further results, costs, settings, grid, code, smoke run, references"}
 
 
