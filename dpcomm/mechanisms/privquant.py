@@ -118,11 +118,6 @@ def thresholds(d: int, levels: int, kappa_min: int = None) -> np.ndarray:
     need = np.maximum(upper, below)
     return np.where(2 * np.arange(1, d + 1) - d - 1 >= low, need, np.inf)
 
-
-def smallest_eps(d: int, levels: int, kappa_min: int = None) -> float:
-    "The smallest epsilon for which the paper's rule finds a threshold. [sqsgd Sec. 4]"
-    return float(thresholds(d, levels, kappa_min).min())
-
 # %% ../../nbs/baselines/privquant.ipynb #46c16564
 class Calibration(NamedTuple):
     """Threshold and coin for one dimension, and what follows from them. [sqsgd Alg. 1]
@@ -423,8 +418,6 @@ class PrivQuant(Local):
 #| code-fold: true
 def log_law(matches: np.ndarray, cal: Calibration) -> np.ndarray:
     "Log-probability of an output with so many matches: two values only. [sqsgd App. A.1]"
-    log_counts = tails(cal.d, cal.levels).log_counts
-    often = np.asarray(matches) >= cal.tau
-    high = -np.logaddexp(0, -cal.log_odds) - np.logaddexp.reduce(log_counts[cal.tau :])
-    low = -np.logaddexp(0, cal.log_odds) - np.logaddexp.reduce(log_counts[: cal.tau])
-    return np.where(often, high, low)
+    with np.errstate(divide="ignore"):
+        each = np.log(match_law(cal)) - tails(cal.d, cal.levels).log_counts
+    return each[matches]

@@ -80,11 +80,6 @@ def analysed(u: Tensor, frame: Frame):
             wide[:, columns % width] += u[:, entries] * signs.to(wide) * weight
         yield slice(j * width, (j + 1) * width), walsh_hadamard(wide)
 
-
-def analyse(u: Tensor, frame: Frame) -> Tensor:
-    "All coordinates, (n, N)."
-    return torch.cat([part for _, part in analysed(u, frame)], 1)
-
 # %% ../../nbs/baselines/sqkr.ipynb #f81a22ef
 def synthesise(a: Tensor, frame: Frame, inner: float = 0.0) -> Tensor:
     "The vectors U^T a, (n, d), that coordinates represent: what of them is beyond `inner`."

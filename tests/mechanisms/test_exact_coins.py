@@ -183,7 +183,7 @@ def test_mvu_spends_what_its_table_spends(monkeypatch, shape, eps):
 def test_privquant_spends_at_most_its_epsilon(d, K, eps, rule):
     "Subsets and other levels are uniform up to factors that are bounded on the page."
     if rule == "paper":
-        eps = max(eps, privquant.smallest_eps(d, K))
+        eps = max(eps, privquant.thresholds(d, K).min())
     cal, numbers = privquant.calibrate(d, K, eps, rule), np.zeros((1, d), np.int64)
     layout = [math.nan, *np.linspace(0.1, 0.9, d), *np.full(d, 0.5)]
 

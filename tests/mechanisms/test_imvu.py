@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from laws import ALARM, fit, radius
+from laws import radius
 from scipy.special import logsumexp
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.mechanisms import imvu, mvu
+from dpcomm.mechanisms import imvu
 from dpcomm.mechanisms.imvu import (
     Imvu,
     closed_form,
@@ -24,12 +24,6 @@ from dpcomm.mechanisms.imvu import (
     variance_bracket,
 )
 from dpcomm.privacy.accounting import gaussian_delta
-
-
-def thin(s):
-    "Three symbols, the outer two of probabilities s and e s; private with eps = 1."
-    w, row = 1 / (2 * s * (math.e - 1)), (math.e * s, 1 - (1 + math.e) * s, s)
-    return mvu.Table(1.0, (0.5 - w, 0.5, 0.5 + w), (row, row[::-1]))
 
 
 def random_table(*path, most=7):
@@ -129,19 +123,6 @@ def test_coins_whose_first_bits_do_not_decide_are_exact(cell, part):
     z = math.log(p) - math.log1p(-p) if 0 < p < 1 else math.copysign(800.0, p - 0.5)
     heads = imvu.coins(torch.full((n,), z, dtype=torch.float64), Cells(cell)).mean()
     assert abs(heads - part) <= radius(math.sqrt(part * (1 - part)), n, 30) + 1e-6
-
-
-def test_symbols_of_a_table_follow_its_law():
-    m, u, n = Imvu(1.0, 1.0, 3.0, thin(0.15)), torch.tensor([[0.5, -0.2, 0.0]]), 30_000
-    symbols = m.draw_symbols(u.expand(n, 3), seed_tree(0, "symbols"))
-    drawn, law = (
-        np.concatenate(list(symbols)),
-        pmf(0.5 + 3.0 * u[0].numpy() / 2, m.table),
-    )
-    found = m.log_pmf(m.logits(u))[0].exp().numpy()
-    np.testing.assert_allclose(found, law, rtol=1e-6)
-    for column, p in zip(drawn.T, law):
-        assert fit(np.bincount(column, minlength=3), p) > ALARM / 3
 
 
 # ---- the mechanism

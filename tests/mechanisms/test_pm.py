@@ -81,21 +81,6 @@ def test_answers_are_of_the_coordinates_that_were_drawn():
     assert small.abs().max() <= 2 * pm.half_width(0.25) * (1 + 1e-6)
 
 
-@tabled("d, count, eps", [(1, None, 1.0), (3, 2, 3.0), (4, 1, 2.5), (4, 4, 4.0)])
-def test_mean_and_variance_by_enumeration(d, count, eps):
-    "All sets of coordinates, each answer integrated over its density."
-    m, u = Pm(1.5, eps, count), torch.tensor([[0.9, -1.5, 0.0, 2.0][:d]])
-    k, t = m.sent(d), (m.clip(u)[0] / 1.5).double().numpy()
-    sets = list(itertools.combinations(range(d), k))
-    mean, square = np.zeros(d), np.zeros(d)
-    for i in itertools.chain(*sets):
-        mean[i] += d / k * 1.5 * moment(t[i], eps / k, 1) / len(sets)
-        square[i] += (d / k * 1.5) ** 2 * moment(t[i], eps / k, 2) / len(sets)
-    bias, variance = (part[0].double().numpy() for part in m.moments(u))
-    np.testing.assert_allclose(mean, u[0].double().numpy() + bias, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(square - mean**2, variance, rtol=1e-5, atol=1e-6)
-
-
 # ---- memory
 
 

@@ -41,9 +41,6 @@ def exact(d, K):
     return [math.comb(d, l) * (K - 1) ** (d - l) for l in range(d + 1)]
 
 
-# ---- rounding
-
-
 # ---- thresholds
 
 
@@ -76,7 +73,7 @@ def test_settings_of_the_paper():
     assert (one.kappa, one.tau, two.kappa) == (-13, 250, -3707)
     assert one.m == pytest.approx(0.4543, abs=5e-5)
     for d, eps, least in ((512, 400.0, 419.3361), (8192, 2000.0, 6611.09)):
-        assert pq.smallest_eps(d, 16, 0) == pytest.approx(least, rel=1e-6)
+        assert pq.thresholds(d, 16, 0).min() == pytest.approx(least, rel=1e-6)
         with pytest.raises(ValueError, match=rf"{least:.6g}"[:5]):
             calibrate(d, 16, eps, kappa_min=0)
 

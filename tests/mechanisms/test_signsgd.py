@@ -11,11 +11,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import ALARM, count_bounds, fit
 from scipy import stats
 from tables import tabled
 
-from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import signsgd
 from dpcomm.mechanisms.signsgd import SignSgd
 from dpcomm.privacy import audit
@@ -32,20 +30,6 @@ def divergence(order, v, w):
 
 
 # ---- the law of a sign
-
-
-@tabled("sigma", [0.3, 1.0, 5.0])
-def test_coins_have_the_law_of_signs_of_noisy_values(sigma):
-    "Each against Phi(v), exact binomial bounds; and their patterns, which are independent."
-    m, u, n = SignSgd(1.0, sigma), torch.tensor([0.7, -0.3, 0.0, -0.0]), 60_000
-    coins = m.simulate(u.repeat(n, 1), seed_tree(0, "coins", str(sigma)))
-    assert set(coins.unique().tolist()) == {-1.0, 1.0} and coins.dtype == torch.float32
-    p, found = stats.norm.cdf(u.numpy() / sigma), coins.numpy() > 0
-    low, high = count_bounds(n, p, 15)
-    assert (low <= found.sum(0)).all() and (found.sum(0) <= high).all()
-    words = itertools.product((0, 1), repeat=4)
-    law = [np.prod(np.where(bits, p, 1 - p)) for bits in words]
-    assert fit(np.bincount(found @ [8, 4, 2, 1], minlength=16), law) > ALARM / 15
 
 
 def test_moments_keep_their_digits_in_the_tail():

@@ -152,6 +152,6 @@ def test_the_guarantee_is_of_the_size_that_is_sent():
     assert g.eps <= any_d.eps == 9400 * 400
     names = (g.relation, g.trust, g.unit, g.scope)
     assert names == ("local", "local", "client", "total")
-    smallest = privquant.smallest_eps(512, 16, 0)
+    smallest = privquant.thresholds(512, 16, 0).min()
     feasible = SqSgd(kappa_min=0, eps=smallest * 1.0001).calibration(119_850)
     assert feasible.kappa >= 0 and smallest > 400

@@ -62,9 +62,6 @@ def test_the_last_entry_can_be_drawn_and_nothing_beyond():
     assert some.tolist() == [0, 5, 5] and none.tolist() == [0, 3, 5]
 
 
-# ---- messages
-
-
 # ---- privacy
 
 
