@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..core.checks import check_between
-from .client_state import pack_state, take_fields, unpack_state
+from .client_state import Step, pack_state, stored_form, unpack_state
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -50,6 +50,7 @@ from dpcomm.secagg.protocol import (
     check_signature,
     check_survivors,
     client_sets,
+    commitment,
     committee,
     deal,
     graph,
@@ -99,28 +100,33 @@ def check_bundle(setup: Setup, i: int, body: bytes, seen: dict) -> None:
         raise BadKey(text, i, ADVERTISE)
     seen.update({box: i, pair: i})
 
+# %% ../../nbs/secagg/client.ipynb #57a7e102
+class ClientKnows:
+    "What a client knows between two rounds, and a state holds."
+
+    step: Step
+    vector: np.ndarray
+    box: bytearray  # X25519 key for shares
+    pair: bytearray  # X25519 key for masks
+    own: bytearray  # seed of the own mask
+    keys: bytes  # its bundle
+    share_keys: dict[int, bytearray]  # neighbour -> key of the shares to and from it
+    agreed: dict[int, bytearray]  # neighbour -> secret that both masks come from
+    held: dict[
+        int, tuple[bytearray, ...]
+    ]  # neighbour -> its shares; () if they do not fit
+    partners: set[int]  # neighbours that take part
+    survivors: set[int]  # clients whose vectors are in the sum
+    lists: bytes  # hash of survivors and dropouts
+
 # %% ../../nbs/secagg/client.ipynb #c41dbb26
-class Client:
+class Client(ClientKnows):
     """One client in one session: `start`, then a reply to each message of the server.
 
     setup, identity, directory, seed, counter: as of `resume`.
     me: id, 0..n_clients - 1.
     vector: (d,) whole numbers in the ring; may be set until it is sent.
-    share_keys: id of a neighbour -> key of the shares to and from it.
-    agreed: id of a neighbour -> secret that both masks come from.
-    held: id of a neighbour -> its two shares; () if they do not fit.
-    partners: ids of neighbours that take part.
-    survivors: ids of clients whose vectors are in the sum.
-    lists: hash of survivors and dropouts.
     """
-
-    # what the rounds learn
-    share_keys: dict
-    agreed: dict
-    held: dict
-    partners: set
-    survivors: set
-    lists: bytes
 
     def __init__(
         self,
@@ -138,9 +144,8 @@ class Client:
         self.identity, self.directory, self.counter = identity, directory, counter
         session = int.from_bytes(setup.session, "little")
         self.draw = random_source(seed, "secagg client", me, session)
-        self.box = bytearray(self.draw(32))  # X25519 key for shares
-        self.pair = bytearray(self.draw(32))  # X25519 key for masks
-        own = random_element(self.draw)  # seed of the own mask
+        self.box, self.pair = bytearray(self.draw(32)), bytearray(self.draw(32))
+        own = random_element(self.draw)
         self.own = bytearray(own.to_bytes(ELEMENT_SIZE, "little"))
         near = graph(setup.n_clients, setup.neighbours, setup.session)
         self.neighbours = near[me].tolist()
@@ -179,8 +184,11 @@ class Client:
         Returns: secret: for one `resume`.
         """
         with self.lock:
-            known = {name: getattr(self, name, None) for name in KEPT}
-            data = pack_state(self.setup, self.me, known)
+            names = CLIENT_STATE.__struct_fields__
+            knows = {name: getattr(self, name, None) for name in names}
+            if self.vector is not None:
+                knows["vector"] = ring_words(self.setup, self.vector, self.me)
+            data = pack_state(self.setup, self.me, knows)
             enter_round(self, len(ROUNDS))
             return data
 
@@ -209,9 +217,9 @@ class Client:
                 "counter is missing; without it a state could be restored twice: pass"
                 " client_state.Counter(folder), with the folder next to the key"
             )
-        me, known = unpack_state(setup, None, state)
+        me, knows = unpack_state(setup, None, state, CLIENT_STATE)
         client = cls(setup, me, identity, directory, seed=seed, counter=counter)
-        take_fields(client, known, KEPT)
+        vars(client).update(knows)
         enter_round(client, client.step)
         return client
 
@@ -220,13 +228,8 @@ class Client:
         with self.lock:
             enter_round(self, len(ROUNDS))
 
-# %% ../../nbs/secagg/client.ipynb #57a7e102
-KEPT = (
-    *("step", "vector", "box", "pair", "own", "keys", "share_keys", "agreed"),
-    *("held", "partners", "survivors", "lists"),
-)
-
 # %% ../../nbs/secagg/client.ipynb #5c0a11e2
+CLIENT_STATE = stored_form(ClientKnows)
 LAST_USE = {  # round -> attributes that no later one needs
     SHARE: ("box", "pair", "draw"),
     COMPLAIN: ("share_keys",),
@@ -293,7 +296,6 @@ def neighbour_bundles(client: Client, body: bytes) -> dict:
 
 # %% ../../nbs/secagg/client.ipynb #5c0a11e4
 def _agreements(private, keys, part):
-    "Secrets that a private key agrees on with each neighbour."
     private = X25519PrivateKey.from_private_bytes(private)
     return {i: agree(private, bundle[part], i, ADVERTISE) for i, bundle in keys.items()}
 
@@ -333,12 +335,9 @@ def open_shares(client: Client, i: int, record: bytes) -> tuple:
         plain = cipher.decrypt(bytes(12), record[:SEALED_SIZE], about)
     except InvalidTag:
         return ()
-    middle = SEALED_SIZE + 32
-    hashes = record[SEALED_SIZE:middle], record[middle:DEALT_SIZE]
-    *lines, e = unpack_elements(record[DEALT_SIZE:])
+    due = record[SEALED_SIZE:]
     for kind, value in enumerate(unpack_elements(plain)):
-        commitment = hashes[kind], lines[kind], e
-        if not matches_commitment(setup, i, me, kind, value, commitment):
+        if not matches_commitment(setup, i, me, kind, value, commitment(due, kind)):
             return ()
     return bytearray(plain[:ELEMENT_SIZE]), bytearray(plain[ELEMENT_SIZE:])
 
@@ -381,20 +380,9 @@ def mask_input(client: Client, body: bytes) -> bytes:
     return pack_words(total, setup.ring.bits)
 
 # %% ../../nbs/secagg/client.ipynb #538dc876
-def _whole_array(vector):
-    "An array of the numbers given; of objects where Python's whole numbers are mixed."
-    if isinstance(vector, np.ndarray):
-        return vector
-    mixed = isinstance(vector, (list, tuple)) and {type(v) for v in vector} - {int}
-    try:
-        return np.asarray(vector, object if mixed else None)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return np.empty((), object)
-
-
 def ring_words(setup: Setup, vector, me: int) -> np.ndarray:
     "A copy of a client's vector; OutOfRange if it is not what was declared."
-    x, top = _whole_array(vector), setup.ring.modulus - 1
+    x, top = np.asarray(vector), setup.ring.modulus - 1
     text = None
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
         text = (

@@ -6,13 +6,12 @@
 __all__ = ['Counter']
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e003
-import base64
 import hashlib
-import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Optional, get_type_hints
 
+import msgspec
 import numpy as np
 
 from ..core.checks import shown
@@ -22,123 +21,83 @@ from .errors import Replay, SecAggError
 from .protocol import Setup
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e005
-SEQUENCES = {"set": set, "tuple": tuple, "list": list}
-BYTES = {"bytes": bytes, "bytearray": bytearray}
+Step = Annotated[int, msgspec.Meta(ge=0, le=len(errors.ROUNDS))]
 
 
-def to_json(value):
-    "A value in terms of kinds and what they hold; TypeError for any other type."
-    kind = type(value).__name__
-    if value is None or kind in ("int", "str"):
-        return value
-    if kind in BYTES:
-        return [kind, value.hex()]
-    if kind in SEQUENCES:
-        inside = sorted(value) if kind == "set" else value
-        return [kind, [to_json(v) for v in inside]]
-    if kind == "dict":
-        return [kind, [[to_json(k), to_json(v)] for k, v in value.items()]]
+def stored_form(knows: type) -> type:
+    "The struct of what a party knows, from its annotations; each may be absent."
+    fields = [
+        (name, Optional[kind])
+        for name, kind in get_type_hints(knows, None, None, True).items()
+    ]
+    return msgspec.defstruct(knows.__name__, fields, forbid_unknown_fields=True)
+
+
+def _plain(value):
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
-        words = base64.b64encode(np.ascontiguousarray(value).data).decode()
-        return ["array", value.dtype.str, list(value.shape), words]
+        return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, SecAggError):
+        text = str(value).partition(": ")[2]
         step = errors.ROUNDS.index(value.round)
-        return ["error", kind, str(value).partition(": ")[2], value.client, step]
-    raise TypeError(f"a state cannot store a {kind}: pass whole numbers")
+        return type(value).__name__, text, value.client, step
+    raise TypeError(
+        f"a state cannot store a {type(value).__name__}: pass whole numbers"
+    )
 
-# %% ../../nbs/secagg/client_state.ipynb #57a7e007
-def from_json(value) -> Any:
-    "The inverse of `to_json`; ValueError for an unknown kind."
-    if not isinstance(value, list):
-        return value
-    kind, *rest = value
-    if kind in BYTES:
-        return BYTES[kind].fromhex(rest[0])
-    if kind in SEQUENCES:
-        return SEQUENCES[kind](from_json(v) for v in rest[0])
-    if kind == "dict":
-        return {from_json(k): from_json(v) for k, v in rest[0]}
-    if kind == "array":
-        dtype, shape, words = rest
-        return np.frombuffer(base64.b64decode(words), dtype).reshape(shape).copy()
-    if kind == "error":
-        name, text, client, step = rest
-        errors = {c.__name__: c for c in SecAggError.__subclasses__()}
-        return errors[name](text, client, step)
-    raise ValueError(
-        f"the state contains a {shown(kind)}, which this package never writes: use the"
-        " state that `state` wrote"
+
+def _built(kind, value):
+    if kind is np.ndarray:
+        dtype, shape, words = msgspec.convert(value, tuple[str, tuple[int, ...], bytes])
+        return np.frombuffer(words, dtype).reshape(shape).copy()
+    name, text, client, step = msgspec.convert(value, tuple[str, str, int, Step])
+    return {c.__name__: c for c in SecAggError.__subclasses__()}[name](
+        text, client, step
     )
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e010
-VERSION = 1  # of the notation; an unknown one is refused
+VERSION = 2  # of the notation; an unknown one is refused
 
 
-def pack_state(setup: Setup, who: int, fields: dict) -> bytes:
-    "The state of a party, as a hash and JSON."
-    head = dict(version=VERSION, who=who, session=setup.session, public=setup.digest)
-    body = json.dumps(to_json([head, fields])).encode()
+def pack_state(setup: Setup, who: int, fields) -> bytes:
+    "The state of a party, as a hash and msgpack."
+    head = VERSION, who, setup.session, setup.digest
+    body = msgspec.msgpack.encode((*head, fields), enc_hook=_plain)
     return hashlib.sha256(body).digest() + body
 
-# %% ../../nbs/secagg/client_state.ipynb #57a7e012
-def _read(body):
-    "Head and fields; ValueError for anything else."
+
+def _read(body, kind):
     try:
-        head, fields = from_json(json.loads(body))
-        whole = {"version", "session", "public"} <= {*head} and isinstance(fields, dict)
-        if whole and isinstance(head["who"], int):
-            return head, fields
-        why = "its head or its fields are missing"
-    except RecursionError:
-        why = "its lists stand in each other too deeply"
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        why = shown(str(error))
-    raise ValueError(
-        f"the state cannot be read ({why}): use the copy that `state` wrote"
-    )
+        return msgspec.msgpack.decode(body, type=kind, dec_hook=_built)
+    except (msgspec.DecodeError, RecursionError, LookupError) as error:
+        raise ValueError(
+            f"the state cannot be read ({shown(str(error))}): use the copy that"
+            " `state` wrote"
+        ) from None
 
 
-def unpack_state(setup: Setup, who: int, data: bytes) -> tuple:
+def unpack_state(setup: Setup, who: int | None, data: bytes, form: type) -> tuple:
     "Id and fields that a party stored; ValueError if damaged or not this party's."
     digest, body = bytes(data[:32]), bytes(data[32:])
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the state is damaged: use the copy that was written last")
-    head, fields = _read(body)
-    if head["version"] != VERSION:
+    head = _read(body, tuple[int, int, bytes, bytes, msgspec.Raw])
+    version, owner, session, public, fields = head
+    if version != VERSION:
         raise ValueError(
-            f"the state is of version {head['version']}; this code reads {VERSION}:"
+            f"the state is of version {version}; this code reads {VERSION}:"
             " finish the session with the version that started it"
         )
-    mine, theirs = (setup.session, setup.digest), (head["session"], head["public"])
-    if mine != theirs:
-        what = "session" if mine[0] != theirs[0] else "public parameters"
+    if (session, public) != (setup.session, setup.digest):
+        what = "session" if session != setup.session else "public parameters"
         raise ValueError(
             f"the state was written with a different {what}: compare the setups"
         )
-    owner = head["who"]
     if owner != who and (who is not None or owner == errors.SERVER):
         due = "a client" if who is None else errors.party_name(who)
         raise ValueError(
             f"the state belongs to {errors.party_name(owner)}; {due} must use its own"
         )
-    return owner, fields
-
-# %% ../../nbs/secagg/client_state.ipynb #57a7e114
-def take_fields(party, fields: dict, names: tuple) -> None:
-    "Give a party, Client or Server, what it knew; ValueError for other names."
-    if {*fields} != {*names}:
-        odd = sorted(map(shown, {*fields} ^ {*names}))[0]
-        raise ValueError(
-            f"the state has an unexpected value in {odd}: use the copy that `state`"
-            " wrote"
-        )
-    step = fields["step"]
-    if not isinstance(step, int) or not 0 <= step <= len(errors.ROUNDS):
-        raise ValueError(
-            f"the state is at step {shown(step)}, and the protocol has"
-            f" {len(errors.ROUNDS)} steps: use the copy that `state` wrote"
-        )
-    vars(party).update(fields)
+    return owner, msgspec.structs.asdict(_read(fields, form))
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e116
 class Counter:

@@ -76,13 +76,6 @@ def guide_table(thresholds: np.ndarray, bits: int) -> np.ndarray:
     after = np.append(below[1:], len(thresholds))
     return np.where(after == below, below, -1).astype(np.int32)
 
-# %% ../../nbs/secagg/discrete.ipynb #1eaa31s1
-def check_shape(shape) -> tuple:
-    "A shape as a tuple of whole numbers; refuse what is none."
-    sides = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    check_between("sides of shape", len(sides), 0, 32)
-    return tuple(int(check_between("shape", n, 0, 2**40)) for n in sides)
-
 # %% ../../nbs/secagg/discrete.ipynb #cf2c5397
 def exp_fixed(a: Fraction, bits: int) -> int:
     "2^bits exp(-a), within 1. [Taylor series after halving]"
@@ -103,74 +96,74 @@ def exp_fixed(a: Fraction, bits: int) -> int:
     return total >> (wide - bits)
 
 # %% ../../nbs/secagg/discrete.ipynb #8369a30a
-def cumulative(sigma2: Fraction, bits: int, half: bool = False) -> list:
-    "2^bits P(|z| <= x), or of z given z >= 0, each within 1. [Canonne et al. 2020, Def. 1]"
-    wide = bits + 64
-    weight = 1 << wide
-    ratio = exp_fixed(1 / (2 * sigma2), wide)
-    step = exp_fixed(1 / sigma2, wide)
-    sums = []
+def gaussian_weights(sigma2: Fraction, half: bool, bits: int) -> tuple:
+    """Weights of |z|, or of z given z >= 0, in fixed point. [Canonne et al. 2020, Def. 1]
+
+    Returns weights from 0 on; 0; bound on the error of a partial sum.
+    """
+    weight, weights = 1 << bits, []
+    ratio, step = exp_fixed(1 / (2 * sigma2), bits), exp_fixed(1 / sigma2, bits)
     while weight:
-        before = sums[-1] if sums else 0
-        sums.append(before + (weight if half or not sums else 2 * weight))
-        weight, ratio = weight * ratio >> wide, ratio * step >> wide
-    return [(total << bits) // sums[-1] for total in sums]
+        weights.append(weight if half or not weights else 2 * weight)
+        weight, ratio = weight * ratio >> bits, ratio * step >> bits
+    return weights, 0, 4 * (len(weights) + 2) ** 3
 
 # %% ../../nbs/secagg/discrete.ipynb #7ac686f8
-PREFIX_BITS = 63  # bits of the uniform number looked at first
+@functools.lru_cache(maxsize=64)
+def thresholds(law: tuple, bits: int) -> tuple:
+    """floor(2^bits P(X <= k)) from k = start on, cut where it is 0 or 2^bits - 1.
 
-
-def threshold_edges(
-    sigma2: Fraction, half: bool = False, bits: int = PREFIX_BITS
-) -> np.ndarray:
-    "Edges of the ranges of prefixes that are too close to a threshold to decide."
-    found, last = [], -4
-    for t in cumulative(sigma2, bits, half):
-        if t - last <= 3:
+    law: a function as `gaussian_weights` and its arguments but the last.
+    """
+    (weigh, *about), last, guard = law, (1 << bits) - 1, 64
+    while True:
+        weights, start, error = weigh(*about, bits + guard)
+        sums = list(accumulate(weights))
+        whole = sums[-1]
+        low = [max(s - error << bits, 0) // (whole + error) for s in sums]
+        high = (min((s + error << bits) // (whole - error), last) for s in sums)
+        if all(a == b for a, b in zip(low, high)):
             break
-        found += [t - 1, min(t + 2, 2**bits - 1)]
-        last = t
-    return np.array(found, np.int64)
+        guard += 64
+    first, stop = max(bisect_right(low, 0) - 1, 0), bisect_right(low, last - 1) + 1
+    return start + first, low[first:stop]
 
 # %% ../../nbs/secagg/discrete.ipynb #d63471c4
-def resolve_size(
-    sigma2: Fraction, half: bool, prefix: int, bits: int, rng: np.random.Generator
-) -> int:
+def resolve(law: tuple, prefix: int, bits: int, rng: np.random.Generator) -> int:
     "Decide by more bits what a prefix leaves open. [inversion, Devroye 1986, Ch. II.2]"
 
-    def size(prefix, bits):
-        law = cumulative(sigma2, bits, half)
-        x = next((x for x, t in enumerate(law) if prefix + 1 < t), None)
-        return x if x is not None and (x == 0 or prefix > law[x - 1]) else None
+    def value(prefix, bits):
+        start, ends = thresholds(law, bits)
+        k = bisect_right(ends, prefix)
+        decided = (k == 0 or ends[k - 1] != prefix) and k < len(ends)
+        return start + k if decided else None
 
-    return decide(size, *more_bits(prefix, bits, rng), rng)
+    return decide(value, prefix, bits, rng)
 
 # %% ../../nbs/secagg/discrete.ipynb #1ea18127
 @functools.lru_cache(maxsize=64)
-def size_table(sigma2: Fraction, half: bool = False, bits: int = PREFIX_BITS) -> tuple:
-    "The table of a distribution: edges; sizes that the first GUIDE_BITS decide, or -1."
-    edges = threshold_edges(sigma2, half, bits)
-    place = guide_table(edges, bits)
-    decided = (place & 1 == 0) & (place < len(edges))
-    return edges, np.where(decided, place >> 1, -1).astype(np.int32)
+def inversion_table(law: tuple, bits: int) -> tuple:
+    "The table of a law, for arrays: start, thresholds, guide table."
+    start, ends = thresholds(law, bits)
+    ends = np.array(ends, np.uint64)
+    guide = guide_table(ends, bits)
+    return start, ends, np.where(guide < len(ends), guide, -1).astype(np.int32)
 
-# %% ../../nbs/secagg/discrete.ipynb #d0disc07
-def sizes_by_inversion(
-    sigma2: Fraction,
-    words: np.ndarray,
-    rng: np.random.Generator,
-    half: bool = False,
-    bits: int = PREFIX_BITS,
+
+def by_inversion(
+    law: tuple, words: np.ndarray, rng: np.random.Generator, bits: int
 ) -> np.ndarray:
-    "Sizes of discrete Gaussian numbers from uniform words. [Devroye 1986, Ch. III.2]"
-    edges, guide = size_table(sigma2, half, bits)
-    size = guide[words >> max(0, bits - GUIDE_BITS)].astype(np.int64)
-    left = np.flatnonzero(size < 0)
-    place = np.searchsorted(edges, words[left], side="right")
-    size[left] = place >> 1
-    for i in left[(place & 1 == 1) | (place == len(edges))]:
-        size[i] = resolve_size(sigma2, half, int(words[i]), bits, rng)
-    return size
+    "Draws of a law from uniform words, exactly. [Devroye 1986, Ch. III.2]"
+    start, ends, guide = inversion_table(law, bits)
+    first = words >> np.uint64(bits - min(GUIDE_BITS, bits))
+    k = guide[first.view(np.int64)].astype(np.int64)
+    undecided = np.flatnonzero(k < 0)
+    word = words[undecided]
+    k[undecided] = place = np.searchsorted(ends, word, side="right")
+    for i in undecided[(place == len(ends)) | (ends[place - 1] == word)]:
+        k[i] = resolve(law, int(words[i]), bits, rng) - start
+    k += start
+    return k
 
 # %% ../../nbs/secagg/discrete.ipynb #92702554
 def uniform_below(
@@ -225,13 +218,13 @@ BATCH = 2**15  # numbers drawn at a time
 
 
 def _draw_batch(sigma2, shift, n, rng):
-    "About n numbers of the distribution, at least one."
     words = rng.integers(-(2**63), 2**63 - 1, size=n, endpoint=True)
     sign = words >> 63
     words &= 2**63 - 1
+    law = gaussian_weights, sigma2 / 4**shift, shift > 0
+    x = by_inversion(law, words.view(np.uint64), rng, 63)
     if not shift:
-        return (sizes_by_inversion(sigma2, words, rng) ^ sign) - sign
-    x = sizes_by_inversion(sigma2 / 4**shift, words, rng, half=True)
+        return (x ^ sign) - sign
     y = rng.integers(2**shift, size=n)
     z = y + (x << shift)
     good = accept_pairs(x, y, shift, sigma2, rng) & ((z > 0) | (sign == 0))
@@ -246,7 +239,7 @@ def discrete_gaussian(sigma2, shape, rng) -> np.ndarray:
     rng: one stream, or a list with one for each index of the first axis.
     Returns: np.ndarray of that shape, int64, independent draws of N_Z(0, sigma2).
     """
-    sigma2, shape = exact_variance(sigma2), check_shape(shape)
+    sigma2, shape = exact_variance(sigma2), tuple(np.array(shape, int, ndmin=1))
     if check_streams(rng, shape[0] if shape else 1):
         rows = [discrete_gaussian(sigma2, shape[1:], r) for r in rng]
         return np.stack(rows) if rows else np.empty(shape, np.int64)

@@ -84,39 +84,33 @@ def add_mask(total: np.ndarray, key: bytes, negative: bool = False) -> None:
         stream.update_into(ZEROS[: part.nbytes], out)
         combine(part, out[: part.nbytes].view(total.dtype), out=part)
 
-# %% ../../nbs/secagg/masking.ipynb #f794510d
-def byte_spans(bits: int) -> list:
-    "The (element, byte, shift) of each part of eight elements, little-endian."
-    check_between("bits", bits, 1, 64)
-    return [
-        (j, byte, 8 * byte - j * bits)
-        for j in range(8)
-        for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)
-    ]
-
 # %% ../../nbs/secagg/masking.ipynb #d0prot20
+def _bits(rows):
+    return np.unpackbits(rows, axis=1, bitorder="little")
+
+
 def pack_words(words: np.ndarray, bits: int) -> bytes:
     "Write ring elements with no bit to spare."
     if bits in (16, 8 * words.itemsize):
         return words.astype(f"<u{bits // 8}", copy=False).tobytes()
-    groups = np.zeros((-(-len(words) // 8), 8), words.dtype)
-    groups.reshape(-1)[: len(words)] = words
-    out = np.zeros((len(groups), bits), np.uint8)
-    for j, byte, shift in byte_spans(bits):
-        word = groups[:, j]
-        part = word >> shift if shift >= 0 else word << -shift
-        out[:, byte] |= part.astype(np.uint8)
-    return out.reshape(-1)[: -(-len(words) * bits // 8)].tobytes()
+    out = []
+    for at in range(0, len(words), CHUNK):  # a multiple of eight
+        part = np.ascontiguousarray(words[at : at + CHUNK])
+        rows = _bits(part.view(np.uint8).reshape(len(part), -1))[:, :bits]
+        out.append(np.packbits(rows, bitorder="little").tobytes())
+    return b"".join(out)
 
-# %% ../../nbs/secagg/masking.ipynb #d0prot22
+
 def unpack_words(data: bytes, bits: int, d: int, word: np.dtype) -> np.ndarray:
     "Read ring elements."
     if bits in (16, 8 * word.itemsize):
         return np.frombuffer(data, f"<u{bits // 8}").astype(word, copy=False)
-    groups = np.zeros((-(-d // 8), bits), np.uint8)
-    out = np.zeros((-(-d // 8), 8), word)
-    groups.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-    for j, byte, shift in byte_spans(bits):
-        part = groups[:, byte].astype(word)
-        out[:, j] |= part << shift if shift >= 0 else part >> -shift
-    return out.reshape(-1)[:d] & word.type(2**bits - 1)
+    out, read = np.zeros(d, word), np.frombuffer(data, np.uint8)
+    for at in range(0, d, CHUNK):
+        part = out[at : at + CHUNK]
+        count = len(part) * bits
+        first = at // 8 * bits
+        flat = np.unpackbits(read[first : first + -(-count // 8)], bitorder="little")
+        rows = np.packbits(flat[:count].reshape(-1, bits), axis=1, bitorder="little")
+        part.view(np.uint8).reshape(len(part), -1)[:, : rows.shape[1]] = rows
+    return out

@@ -50,6 +50,7 @@ from dpcomm.secagg.shamir import (
     private_from_scalar,
     random_element,
     scalar,
+    unpack_elements,
 )
 
 # %% ../../nbs/secagg/protocol.ipynb #8d0a4285
@@ -105,7 +106,6 @@ class Setup:
 
 # %% ../../nbs/secagg/protocol.ipynb #e4754cef
 def _check_quorum(setup, k):
-    "Threshold, quorum, committee and signatures, defaults filled in."
     n = setup.n_clients
     t = check_between("threshold", setup.threshold, k // 2 + 1, k)
     least = max(t + 1, n // 2 + 1)
@@ -251,6 +251,12 @@ def share_commitment(
     return hashlib.sha256(head + pack_elements((value, blind))).digest()
 
 # %% ../../nbs/secagg/protocol.ipynb #d0prot30
+def commitment(due: bytes, kind: int) -> tuple:
+    "(hash, value of the line, e) of a share of one kind, from what both must fit."
+    numbers = unpack_elements(due[64:])
+    return due[32 * kind : 32 * kind + 32], numbers[kind], numbers[2]
+
+
 def matches_commitment(
     setup: Setup, owner: int, holder: int, kind: int, value: int, commitment: tuple
 ) -> bool:

@@ -21,7 +21,7 @@ from dpcomm.secagg.client import (
     check_directory,
     pair_key,
 )
-from .client_state import pack_state, take_fields, unpack_state
+from .client_state import Step, pack_state, stored_form, unpack_state
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -36,6 +36,7 @@ from dpcomm.secagg.errors import (
     Damaged,
     Inconsistent,
     Replay,
+    SecAggError,
 )
 from .masking import add_mask, agree, derive_key, unpack_words
 from dpcomm.secagg.protocol import (
@@ -46,6 +47,7 @@ from dpcomm.secagg.protocol import (
     bitmap,
     check_dealing,
     check_survivors,
+    commitment,
     committee,
     graph,
     matches_commitment,
@@ -65,31 +67,38 @@ from dpcomm.secagg.shamir import (
     unpack_elements,
 )
 
+# %% ../../nbs/secagg/server.ipynb #57a7e202
+class ServerKnows:
+    "What a server knows between two rounds: some from the round that is named on."
+
+    step: Step
+    alive: set[int]  # clients that may speak
+    total: np.ndarray
+    seen: dict[bytes, int]  # key -> who sent it
+    refused: set[tuple[int, int]]  # owner, holder
+    blamed: dict[int, SecAggError]
+    traffic: np.ndarray  # (round, client, (up, down), (messages, bytes))
+    advertised: set[int]  # share: clients that sent keys
+    bundles: dict[int, bytes]  # share: client -> the two keys it sent
+    shared: set[int]  # complain: clients that sent shares
+    dealings: dict[
+        int, dict[int, bytes]
+    ]  # complain: owner -> holder -> what both shares must fit
+    members: set[int]  # masked: clients that take part
+    survivors: set[int]  # check: clients whose vectors are in the total
+    lists: bytes  # check: hash of survivors and dropouts
+    result: np.ndarray  # (d,) the sum, after the last round
+
+
+SERVER_STATE = stored_form(ServerKnows)
+
 # %% ../../nbs/secagg/server.ipynb #c64686e0
-class Server:
+class Server(ServerKnows):
     """The server of one session: `receive` each client's message, then `advance`.
 
     identity: Ed25519 private key, whose public key is in the directory.
     directory: id -> 32 bytes, for every client and SERVER.
-    advertised: share: ids of clients that sent keys.
-    bundles: share: id -> the two keys it sent.
-    shared: complain: ids of clients that sent shares.
-    dealings: complain: owner -> holder -> what its share must fit.
-    members: masked: ids of clients that take part.
-    survivors: check: ids of clients whose vectors are in the total.
-    lists: check: hash of survivors and dropouts.
-    result: (d,) the sum, after the last round.
     """
-
-    # what the rounds learn, each from the round that is named on
-    advertised: set
-    bundles: dict
-    shared: set
-    dealings: dict
-    members: set
-    survivors: set
-    lists: bytes
-    result: np.ndarray
 
     def __init__(self, setup: Setup, identity, directory: dict):
         check_directory(setup, directory)
@@ -99,8 +108,7 @@ class Server:
         self.total = np.zeros(setup.d, setup.word)
         self.seen, self.refused, self.blamed = {}, set(), {}
         self.graph = graph(setup.n_clients, setup.neighbours, setup.session)
-        shape = len(ROUNDS), setup.n_clients, 2, 2  # (up, down), (messages, bytes)
-        self.traffic = np.zeros(shape, np.int64)
+        self.traffic = np.zeros((len(ROUNDS), setup.n_clients, 2, 2), np.int64)
 
     def receive(self, client: int, data: bytes) -> None:
         """Accept a client's message; SecAggError, and no change, if it is not acceptable.
@@ -141,9 +149,10 @@ class Server:
                     f"{len(self.inbox)} messages of the round"
                     f" {shown(ROUNDS[self.step])} have arrived: call advance first"
                 )
-            known = {name: getattr(self, name, None) for name in SERVER_KEPT}
+            names = SERVER_STATE.__struct_fields__
+            knows = {name: getattr(self, name, None) for name in names}
             self.step = len(ROUNDS)
-            return pack_state(self.setup, SERVER, known)
+            return pack_state(self.setup, SERVER, knows)
 
     @classmethod
     def resume(cls, setup: Setup, identity, directory: dict, state: bytes):
@@ -156,14 +165,8 @@ class Server:
         Returns: the server.
         """
         server = cls(setup, identity, directory)
-        take_fields(server, unpack_state(setup, SERVER, state)[1], SERVER_KEPT)
+        vars(server).update(unpack_state(setup, SERVER, state, SERVER_STATE)[1])
         return server
-
-# %% ../../nbs/secagg/server.ipynb #57a7e202
-SERVER_KEPT = (
-    *("step", "alive", "total", "seen", "refused", "blamed", "traffic", "advertised"),
-    *("bundles", "shared", "dealings", "members", "survivors", "lists", "result"),
-)
 
 # %% ../../nbs/secagg/server.ipynb #5c0a11f2
 def close_round(server: Server) -> dict:
@@ -235,12 +238,6 @@ def accept_lists(server: Server, client: int, body: bytes) -> None:
         text = "it signed other lists than were sent: drop it"
         raise Inconsistent(text, client, CHECK)
 
-# %% ../../nbs/secagg/server.ipynb #5c0a11fd
-def commitment_of(server: Server, owner: int, holder: int, kind: int) -> tuple:
-    "The commitment (hash, value of the line, e) that a share of a kind must fit."
-    hashes, lines, e = server.dealings[owner][holder]
-    return hashes[32 * kind : 32 * kind + 32], lines[kind], e
-
 # %% ../../nbs/secagg/server.ipynb #d0srv08
 def accept_revealed(server: Server, client: int, body: bytes) -> dict:
     "Round 5: a share of each neighbour that takes part, by owner, as it was dealt."
@@ -253,8 +250,8 @@ def accept_revealed(server: Server, client: int, body: bytes) -> dict:
         raise BadShare(text, client, UNMASK)
     for i, value in found.items():
         kind = int(i not in server.survivors)
-        commitment = commitment_of(server, i, client, kind)
-        if not matches_commitment(server.setup, i, client, kind, value, commitment):
+        due = commitment(server.dealings[i][client], kind)
+        if not matches_commitment(server.setup, i, client, kind, value, due):
             text = f"its share of the secret of client {i} is not the one that it"
             raise BadShare(f"{text} accepted: drop it", client, UNMASK)
     return found
@@ -288,16 +285,16 @@ def close_share(server: Server, here: list) -> dict:
         lines = dict(
             zip(sealed, zip(*(evaluate(line, points) for line in dealing.lines)))
         )
-        server.dealings[j] = {i: (dealing.hashes[i], lines[i], e) for i in sealed}
+        due = {i: dealing.hashes[i] + pack_elements((*lines[i], e)) for i in sealed}
         for i in server.shared & set(sealed):
-            mail[i][j] = sealed[i] + dealing.hashes[i] + pack_elements((*lines[i], e))
+            mail[i][j] = sealed[i] + due[i]
+        server.dealings[j] = due
     return {
         i: pack_records(dict(sorted(entries.items()))) for i, entries in mail.items()
     }
 
 # %% ../../nbs/secagg/server.ipynb #5c0a11f6
 def _blame(complaints, t):
-    "Refused pairs (owner, holder), and an error for each liar."
     why = f", and fewer than {t} can be corrupt: expelled"
     blamed = {}
     for j, about in complaints.items():
@@ -379,7 +376,6 @@ def close_unmask(server: Server, here: list) -> dict:
 
 # %% ../../nbs/secagg/server.ipynb #99f7ec67
 def _check_mask_key(secret, sent, i):
-    "The private key that an element represents; BadShare if it is not the one sent."
     wrong = BadShare(
         "the shares of its mask key give another one back: go on without it", i, SHARE
     )

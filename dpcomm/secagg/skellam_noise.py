@@ -8,7 +8,6 @@ __all__ = ['poisson', 'skellam']
 # %% ../../nbs/secagg/skellam_noise.ipynb #eac52358
 import functools
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
@@ -17,13 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..core.checks import check_stream, shown
-from dpcomm.secagg.discrete import (
-    GUIDE_BITS,
-    check_shape,
-    decide,
-    guide_table,
-    more_bits,
-)
+from .discrete import by_inversion, decide, more_bits
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #086c1b6e
 WORD_BITS = 64  # bits of a uniform number looked at first
@@ -61,59 +54,6 @@ def poisson_weights(mu: Fraction, bits: int) -> tuple:
         down.append(w)
     size = len(down) + len(up)
     return down[::-1] + up, mode - len(down), size**2 + 2 * mode + size + 4
-
-# %% ../../nbs/secagg/skellam_noise.ipynb #cc93b80d
-@functools.lru_cache(maxsize=64)
-def thresholds(mu: Fraction, bits: int = WORD_BITS) -> tuple:
-    "floor(2^bits P(X <= k)) from k = start on, cut where it is 0 or 2^bits - 1."
-    last, guard = (1 << bits) - 1, 64
-    while True:
-        weights, start, error = poisson_weights(mu, bits + guard)
-        sums = list(accumulate(weights))
-        low = [(s << bits) // (sums[-1] + error) for s in sums]
-        high = (min(((s + error) << bits) // sums[-1], last) for s in sums)
-        if all(a == b for a, b in zip(low, high)):
-            break
-        guard += 64
-    first, stop = max(bisect_right(low, 0) - 1, 0), bisect_right(low, last - 1) + 1
-    return start + first, low[first:stop]
-
-# %% ../../nbs/secagg/skellam_noise.ipynb #51499993
-def resolve_count(
-    mu: Fraction, prefix: int, bits: int, rng: np.random.Generator
-) -> int:
-    "Decide by more bits what a prefix leaves open. [inversion, Devroye 1986, Ch. II.2]"
-
-    def count(prefix, bits):
-        start, law = thresholds(mu, bits)
-        k = bisect_right(law, prefix)
-        decided = (k == 0 or law[k - 1] != prefix) and k < len(law)
-        return start + k if decided else None
-
-    return decide(count, prefix, bits, rng)
-
-# %% ../../nbs/secagg/skellam_noise.ipynb #636a8e44
-@functools.lru_cache(maxsize=64)
-def count_table(mu: Fraction, bits: int = WORD_BITS) -> tuple:
-    "The table of a mean, for arrays: start, thresholds, guide table."
-    start, law = thresholds(mu, bits)
-    law = np.array(law, np.uint64)
-    return start, law, guide_table(law, bits)
-
-# %% ../../nbs/secagg/skellam_noise.ipynb #d0pois02
-def counts_by_inversion(
-    mu: Fraction, words: np.ndarray, rng: np.random.Generator, bits: int = WORD_BITS
-) -> np.ndarray:
-    "Poisson counts from uniform words, exactly. [Devroye 1986, Ch. III.2]"
-    start, law, guide = count_table(mu, bits)
-    k = guide[words >> np.uint64(bits - min(GUIDE_BITS, bits))].astype(np.int64)
-    undecided = np.flatnonzero((k < 0) | (k == len(law)))
-    word = words[undecided]
-    place = np.searchsorted(law, word, side="right")
-    k[undecided] = place
-    for i in undecided[(place == len(law)) | (law[place - 1] == word)]:
-        k[i] = resolve_count(mu, int(words[i]), bits, rng) - start
-    return start + k
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #2815fa88
 @functools.lru_cache(maxsize=256)
@@ -172,8 +112,6 @@ COIN_BITS = 36  # of a word, compared with the chance of a proposal
 
 
 def _margins(mu, starts, length):
-    "How far the chance can leave its chord in each block, in 2^-COIN_BITS."
-
     def log_bound(t):
         return max(mu / t, t / mu) - 1
 
@@ -246,7 +184,6 @@ def propose_from_tail(
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #bbe2de9e
 def _decide_proposal(mu, table, j, k, coin, rng):
-    "The count proposed in block j, or in a tail, and whether it is accepted."
     if j in (0, len(table.weight) + 1):
         k, factor = propose_from_tail(table, j > 0, rng)
     else:
@@ -288,7 +225,7 @@ def poisson(mu, shape, rng: np.random.Generator) -> np.ndarray:
     rng: stream of the draws.
     Returns: np.ndarray of that shape, int64, >= 0.
     """
-    mu, x = check_mean(mu), np.zeros(check_shape(shape), np.int64)
+    mu, x = check_mean(mu), np.zeros(shape, np.int64)
     check_stream(rng)
     if mu == 0:
         return x
@@ -298,7 +235,7 @@ def poisson(mu, shape, rng: np.random.Generator) -> np.ndarray:
             part[:] = counts_by_rejection(mu, part.size, rng)
         else:
             words = rng.integers(2**64, size=part.size, dtype=np.uint64)
-            part[:] = counts_by_inversion(mu, words, rng)
+            part[:] = by_inversion((poisson_weights, mu), words, rng, WORD_BITS)
     return x
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #d0pois08

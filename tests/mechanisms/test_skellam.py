@@ -27,6 +27,7 @@ from dpcomm.privacy.accounting import (
     rdp_gaussian,
     rdp_subsampled_gaussian,
 )
+from dpcomm.secagg import discrete
 from dpcomm.secagg import skellam_noise as counts
 from dpcomm.secagg.ring import Ring, rounded_norm
 from dpcomm.secagg.skellam_noise import poisson, skellam
@@ -71,7 +72,7 @@ def decimals(mu):
 @tabled("mu", MEANS, ids=str)
 @tabled("bits", [8, 64, 128])
 def test_thresholds_are_the_first_bits_of_the_cumulative_law(mu, bits):
-    start, found = counts.thresholds(mu, bits)
+    start, found = discrete.thresholds((counts.poisson_weights, mu), bits)
     truth = decimals(mu)
     with localcontext(prec=60):
         for k, t in enumerate(found, start):
@@ -96,24 +97,26 @@ def test_partial_sums_of_weights_are_low_by_at_most_the_bound(mu):
 def test_counts_are_poisson_however_short_the_words(mu, bits):
     "With words of one bit every draw is settled by further bits; the law must not notice."
     words = seed_tree(0, "words", bits).integers(2**bits, size=20_000, dtype=np.uint64)
-    x = counts.counts_by_inversion(mu, words, seed_tree(0, "more", bits), bits)
+    law = counts.poisson_weights, mu
+    x = discrete.by_inversion(law, words, seed_tree(0, "more", bits), bits)
     assert x.dtype == np.int64 and poisson_fit(x, mu) > ALARM / 9
 
 
 def test_a_word_that_equals_a_threshold_is_settled_on_either_side(monkeypatch):
     mu, asked = Fraction(3), []
-    start, found, _ = counts.count_table(mu)
-    settle = counts.resolve_count
+    law = counts.poisson_weights, mu
+    found = discrete.inversion_table(law, 64)[1]
+    settle = discrete.resolve
     monkeypatch.setattr(
-        counts, "resolve_count", lambda *a: asked.append(a[1]) or settle(*a)
+        discrete, "resolve", lambda *a: asked.append(a[1]) or settle(*a)
     )
     one = np.uint64(1)
     words = np.array([found[2]] * 400 + [found[2] - one, found[2] + one], np.uint64)
-    x = counts.counts_by_inversion(mu, words, seed_tree(0, "ties"))
+    x = discrete.by_inversion(law, words, seed_tree(0, "ties"), 64)
     assert asked == [int(found[2])] * 400
     assert set(x[:400].tolist()) == {2, 3} and x[400:].tolist() == [2, 3]
     # zero lies below every threshold of a small mean
-    assert counts.resolve_count(mu, 0, 64, seed_tree(1)) == 0
+    assert settle(law, 0, 64, seed_tree(1)) == 0
 
 
 # ---- wide laws

@@ -98,14 +98,6 @@ def test_a_total_is_opened_only_with_the_shares_it_must_hold(name):
 
 
 @tabled("name", MADE)
-def test_a_stricter_quorum_stays(name):
-    m = made(name, 0.2)
-    words, drop = [m.summand(u) for u in UPDATES], {3: "masked"}
-    with pytest.raises(BelowThreshold, match="19 clients are left; 20 must"):
-        session_module.run_session(words, m, 11, seed=0, drop=drop, quorum=20)
-
-
-@tabled("name", MADE)
 def test_a_stream_of_messages_is_finished_only_with_its_shares(name):
     "A `Total` knows how many messages are in it."
     m = made(name, 0.2)
