@@ -24,7 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ..core.checks import check_between, check_choice, check_positive, needs, shown
+from ..core.checks import check_between, check_choice, needs, shown
 from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
@@ -129,7 +129,6 @@ def _writers(root):
 
 # %% ../../nbs/datasets/images.ipynb #7f62536e
 def _arrays(name, root, download):
-    "Training and test images and labels, as four tensors."
     if name == "digits":
         return _digits()
     with needs("run"):
@@ -190,7 +189,6 @@ def fetch(name: str, root=None) -> str:
 
 # %% ../../nbs/datasets/images.ipynb #edc57191
 def _numbers(side):
-    "One side of a client's data as a dense tensor."
     if isinstance(side, (tuple, list)) and side and isinstance(side[0], Tensor):
         side = torch.stack(list(side))
     elif not isinstance(side, (Tensor, np.ndarray, tuple, list)):
@@ -207,7 +205,6 @@ def _numbers(side):
 
 
 def _whole(loader):
-    "Whether a DataLoader gives each row of its data set once, as it stands there."
     batches = loader.batch_sampler
     if loader.collate_fn is not default_collate or type(batches) is not BatchSampler:
         return False
@@ -219,7 +216,6 @@ def _whole(loader):
 
 
 def _pairs(held):
-    "The examples of a Dataset, or of one pass over a DataLoader or another iterable."
     if isinstance(held, DataLoader) and not isinstance(held.dataset, IterableDataset):
         held = held.dataset if _whole(held) else held
     try:
@@ -242,23 +238,9 @@ def _pairs(held):
     return pairs
 
 
-def _check_one_input(held):
-    "Refuse a pair whose inputs are several tensors that do not stand on each other."
-    parts = held[0] if isinstance(held[0], (tuple, list, dict)) else ()
-    parts = [p for p in (parts.values() if isinstance(parts, dict) else parts)]
-    if isinstance(held[0], dict) or len({np.shape(p) for p in parts}) > 1:
-        raise TypeError(
-            f"its inputs are {len(parts)} tensors, and a model here takes one:"
-            " concatenate them, and split them in forward"
-        )
-
-
 def _pair(held, who):
-    "Inputs and targets as two tensors of equal length."
     try:
-        if isinstance(held, (tuple, list)) and len(held) == 2:
-            _check_one_input(held)
-        else:
+        if not isinstance(held, (tuple, list)) or len(held) != 2:
             held = [list(map(torch.as_tensor, side)) for side in zip(*_pairs(held))]
         x, y = map(_numbers, held or ([], []))
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
@@ -395,7 +377,6 @@ def by_writer(writers: np.ndarray) -> tuple:
 
 # %% ../../nbs/datasets/images.ipynb #e0a29888
 def _pools(labels, classes, rng):
-    "Images of each class, in random order."
     return [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
 
 
@@ -410,7 +391,6 @@ def dirichlet_equal(
     rng: stream of the partition.
     Returns: tuple of index arrays of n / n_clients images each.
     """
-    check_positive("alpha", alpha)
     labels = np.asarray(labels)
     if len(labels) % check_between("n_clients", n_clients, 1, len(labels)):
         raise ValueError(
@@ -442,7 +422,6 @@ def demand(
 
 # %% ../../nbs/datasets/images.ipynb #b96f7183
 def _deal(labels, counts, rest, rng):
-    "Parts with so many of each class, and so many of what is left over."
     pools = _pools(labels, range(counts.shape[1]), rng)
     cuts = [np.split(pool, counts[:, c].cumsum()) for c, pool in enumerate(pools)]
     left = rng.permutation(np.concatenate([cut[-1] for cut in cuts]))
@@ -469,7 +448,6 @@ def dirichlet_dealt(
     Returns: tuple of index arrays.
     """
     labels = np.asarray(labels)
-    check_positive("alpha", alpha)
     check_between("n_clients", n_clients, 1, len(labels))
     for _ in range(tries):
         counts = demand(labels, n_clients, alpha, rng)

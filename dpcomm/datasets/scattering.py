@@ -78,7 +78,6 @@ MARGIN = 4  # pixels mirrored at every side
 
 @lru_cache(maxsize=8)
 def _tables(height, width, orientations, dtype, device):
-    "Spectra of fine wavelets, quarters of coarse ones, averages at both resolutions."
     size = height + 2 * MARGIN, width + 2 * MARGIN
     turns = range(orientations)
     fine, coarse = (
@@ -104,7 +103,6 @@ def _modulus(z):
 
 
 def _coarse(spectrum, quarters):
-    "Moduli of the coarse wavelet maps, on every second pixel."
     rows, columns = quarters.shape[-2:]
     parts = spectrum.reshape(*spectrum.shape[:-2], 1, 2, rows, 2, columns)
     parts = parts.movedim((-4, -2), (0, 1)).flatten(0, 1)
@@ -115,7 +113,6 @@ def _coarse(spectrum, quarters):
 
 
 def _scatter(maps, fine, quarters, average, average_half):
-    "Coefficients of a few maps, order by order."
     padded = torch.nn.functional.pad(maps[:, None], (MARGIN,) * 4, mode="reflect")
     spectrum = torch.fft.fft2(padded)
     first = _modulus(torch.fft.ifft2(spectrum * fine))
@@ -124,21 +121,6 @@ def _scatter(maps, fine, quarters, average, average_half):
     full = [m.flatten(2) @ average for m in (padded, first)]
     half = [m.flatten(2) @ average_half for m in (second, both)]
     return torch.cat(full + half, 1)
-
-# %% ../../nbs/datasets/scattering.ipynb #f2160fb5
-def check_images(images: Tensor) -> Tensor:
-    "Refuse what is no batch of images, or of a size that cannot be halved twice."
-    floats = images.dtype in (torch.float32, torch.float64)
-    sides = images.shape[2:]
-    if images.ndim != 4 or not floats or any(n % 4 or n < 8 for n in sides):
-        raise ValueError(
-            f"images is {tuple(images.shape)} of {images.dtype}; it must be (n, channels,"
-            " height, width) of float32 or float64, both sides multiples of 4 and at"
-            " least 8: pad or crop, and divide bytes by 255"
-        )
-    if not torch.isfinite(images).all():
-        raise ValueError("images holds nan or inf: correct or drop those images")
-    return images
 
 # %% ../../nbs/datasets/scattering.ipynb #d0sca02
 def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
@@ -149,7 +131,7 @@ def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
     block: maps in flight, >= 1; None: 16 on the CPU, 1,024 elsewhere.
     Returns: (n, channels * (1 + L)**2, height / 4, width / 4), type of the images.
     """
-    n, channels, height, width = check_images(images).shape
+    n, channels, height, width = images.shape
     if block is None:
         block = 16 if images.device.type == "cpu" else 1024
     tables = _tables(height, width, orientations, images.dtype, images.device)
@@ -162,12 +144,6 @@ def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
 # %% ../../nbs/datasets/scattering.ipynb #8234ded6
 def group_norm(features: Tensor, groups: int = 27, tiny: float = 1e-5) -> Tensor:
     "Group normalisation without scale and shift. [Wu & He 2018; Tramer & Boneh 2021]"
-    channels = features.shape[1]
-    if channels % check_between("groups", groups, 1, channels):
-        raise ValueError(
-            f"groups is {groups}; it must divide the {channels} channels: pass a"
-            " divisor"
-        )
     x = features.reshape(len(features), groups, -1)
     variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
     return ((x - mean) / (variance + tiny).sqrt()).reshape(features.shape)
@@ -210,7 +186,6 @@ def _blocks(images, settings, device, bar):
 
 # %% ../../nbs/datasets/scattering.ipynb #5be9a7f3
 def _compute(path, shape, images, settings, device, hidden):
-    "Make the file of the features, block by block, unless it is there."
     if path.exists():
         return
     with tqdm(total=len(images), unit="image", desc=path.stem, disable=hidden) as bar:
@@ -251,7 +226,6 @@ def features(
     for (split, images), n in zip(splits.items(), limit or (None, None)):
         if n is not None:
             images = images[: check_between("limit", n, 1, len(images))]
-        check_images(images)
         path = cache_path(folder, f"{data.name}-{split}", images, settings)
         width = images[0].numel() * (1 + orientations) ** 2 // 16
         _compute(path, (len(images), width), images, settings, device, hidden)

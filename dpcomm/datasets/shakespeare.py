@@ -12,7 +12,7 @@ import json
 import numpy as np
 import torch
 
-from ..core.checks import check_between, shown
+from ..core.checks import shown
 from ..core.files import unpack
 from ..core.random import seed_tree
 from .catalogue import data_root
@@ -36,16 +36,9 @@ NUMBER = np.full(256, 255, np.uint8)
 NUMBER[np.frombuffer(SYMBOLS.encode(), np.uint8)] = np.arange(len(SYMBOLS))
 
 
-def encode_text(where: str, text: str) -> np.ndarray:  # (len(text),) uint8 in 0..79
-    "Numbers of symbols; others raise ValueError. [Caldas et al. 2018]"
-    numbers = NUMBER[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
-    if (numbers == 255).any() or not text.isascii():
-        wrong = next(c for c in text if c not in SYMBOLS)
-        raise ValueError(
-            f"{where} has the symbol {shown(wrong)}; it must be one of LEAF's"
-            f" {len(SYMBOLS)}: replace it or leave it out"
-        )
-    return numbers
+def encode_text(text: str) -> np.ndarray:  # (len(text),) uint8 in 0..79
+    "Numbers of symbols. [Caldas et al. 2018]"
+    return NUMBER[np.frombuffer(text.encode("ascii"), np.uint8)]
 
 # %% ../../nbs/datasets/shakespeare.ipynb #497d50b6
 FILE = "shakespeare_roles.json.gz"
@@ -66,7 +59,6 @@ def read_roles(path) -> dict:  # user -> cleaned text, in the order of the file
 # %% ../../nbs/datasets/shakespeare.ipynb #627d4988
 def longest_roles(texts: dict, n_clients: int = 660) -> dict:
     "The roles with the longest text. [number: dprec App. C.1]"
-    check_between("n_clients", n_clients, 1, len(texts))
     chosen = set(sorted(texts, key=lambda user: (-len(texts[user]), user))[:n_clients])
     return {user: text for user, text in texts.items() if user in chosen}
 
@@ -81,7 +73,6 @@ def split_windows(n: int, fraction: float = TRAIN) -> tuple:  # (k, start)
 
 # %% ../../nbs/datasets/shakespeare.ipynb #365cb9bc
 def _windows(texts, numbers, name):
-    "Training and test windows of each client, in the text of all."
     train, test, start = [], [], 0
     for user, text in zip(texts, numbers):
         n = len(text) - WINDOW
@@ -106,16 +97,10 @@ def federate(
     n_test: int = None,  # keep so many test windows, evenly spaced; None: all
 ) -> Federation:  # a client a user
     "Windows of 80 characters and the next one. [Caldas et al. 2018; dprec App. C.1]"
-    numbers = [
-        encode_text(f"{name}, user {shown(user)},", text)
-        for user, text in texts.items()
-    ]
+    numbers = [encode_text(text) for text in texts.values()]
     train, test = _windows(texts, numbers, name)
-    if shorten is not None:
-        check_between("shorten", shorten, 1)
     parts = tuple(part[:shorten] for part in train)
     if n_test is not None:
-        check_between("n_test", n_test, 1, len(test))
         test = test[np.linspace(0, len(test) - 1, n_test).astype(int)]
     text, test = torch.from_numpy(np.concatenate(numbers)), torch.from_numpy(test)
     x, y = text.unfold(0, WINDOW, 1)[:-1], text[WINDOW:].long()
@@ -129,7 +114,6 @@ TEXTS = (  # SHA-256 of all that the roles say, in order
 
 # %% ../../nbs/datasets/shakespeare.ipynb #cd18fex1
 def _check_whole(texts):
-    "Refuse other than all roles with the published words."
     plays = len({user.split("__")[0] for user in texts})
     digest = hashlib.sha256("\n".join(texts.values()).encode()).hexdigest()
     if (plays, len(texts)) != ROLES[:2] or digest != TEXTS:
@@ -175,8 +159,6 @@ WORDS = (
 
 def synthetic_roles(n_clients: int = 12, length: int = 1200, seed: int = 0) -> dict:
     "Roles of a small Markov chain of words, for runs without data."
-    check_between("n_clients", n_clients, 1)
-    check_between("length", length, 900)
     chain = seed_tree(seed, "made", "chain").integers(0, len(WORDS), (len(WORDS), 4))
 
     def role(i):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import urllib.error
 
 import numpy as np
 import pytest
@@ -84,16 +83,6 @@ def test_offline_and_missing_says_what_to_do(name, tmp_path):
         images.load(name, root=tmp_path, download=False)
 
 
-@tabled("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_a_failed_download_says_what_to_do(name, tmp_path, monkeypatch):
-    def refuses(*_, **__):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuses)
-    with pytest.raises(FileNotFoundError, match=f"run `dpcomm data DIR {name}` where"):
-        images.load(name, root=tmp_path)
-
-
 def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DPCOMM_DATA", str(tmp_path))
     assert images.data_root() == tmp_path
@@ -159,18 +148,6 @@ def test_the_papers_spread_is_reached():
 def test_partitions_belong_to_their_stream(rule):
     assert same(rule(seed_tree(0)), rule(seed_tree(0)))
     assert not same(rule(seed_tree(0)), rule(seed_tree(1)))
-
-
-def test_by_writer_makes_one_client_a_writer_in_order():
-    parts = images.by_writer(np.array([7, 2, 7, 2, 9, 7]))
-    assert [p.tolist() for p in parts] == [[1, 3], [0, 2, 5], [4]]
-
-
-def equal(n_clients, alpha):
-    return images.dirichlet_equal(SMALL, n_clients, alpha, seed_tree(0))
-
-
-check_partition, once = images.check_partition, "each of 0..3 must appear exactly once"
 
 
 # ---- the hash

@@ -54,15 +54,6 @@ def test_scale_range_is_minmax_of_the_range_and_not_of_the_records():
     assert two.tolist() == [[0.5, 0.0], [1.0, 1.0]]
 
 
-def test_assemble_puts_codes_first():
-    codes, ages = [["z"], ["y", "z"]], {"age": [0.25, 0.5]}
-    records = medical.assemble("made", codes, ages, [True, False], 1)
-    assert records.columns == ("y", "z", "age") and records.hospitals is None
-    assert records.y.tolist() == [1, 0] and records.y.dtype == torch.int64
-    assert records.x.tolist() == [[0, 1, 0.25], [1, 1, 0.5]]
-    assert records.x.dtype == torch.float32
-
-
 # ---- the stand-ins
 
 FLAGS = "gender", "admission", "drug", "icd9", "icu", "measured"
@@ -203,12 +194,3 @@ def test_deaths_are_dealt_evenly_over_hospitals():
         totals += [labels[part].sum() for part in split.federation.parts]
     spread = np.sqrt(300 * 14 / 4)  # one deal varies at most as 14 coins do
     assert abs(totals - totals.mean()).max() < 5.4 * spread
-
-
-@pytest.mark.slow
-def test_the_stand_ins_make_1300_hospitals(diabetes, physionet):
-    for records, size, public in ((diabetes, 62, 733), (physionet, 7, 83)):
-        split = medical.virtual_hospitals(records, 1300, seed_tree(0, "hospitals"))
-        check_split(split, records, 1300, 12)
-        assert split.federation.sizes[0] == size
-        assert abs(len(split.public_y) - public) < 0.1 * public

@@ -94,12 +94,6 @@ def test_other_numbers_of_directions_are_kymatios(turns, kymatio):
 # ---- properties of the transform
 
 
-@tabled("channels, side, d", [(1, 28, 3_969), (3, 32, 15_552)])
-def test_shapes_are_the_papers(channels, side, d):
-    s = scatter(noise(2, channels, side, side))
-    assert s.shape == (2, 81 * channels, side // 4, side // 4) and s[0].numel() == d
-
-
 def test_a_batch_is_a_loop_and_channels_do_not_mix():
     images = colour(5)
     whole = scatter(images)
@@ -114,11 +108,6 @@ def test_a_batch_is_a_loop_and_channels_do_not_mix():
     assert scatter(images[:0]).shape == (0, 243, 8, 8)
 
 
-def test_single_and_double_precision_agree():
-    images = torch.cat([DIGITS.x[:20], noise(4, 1, 28, 28)])
-    assert near(scatter(images).double(), scatter(images.double()), 2e-6)
-
-
 @tabled("channels, groups", [(81, 27), (243, 27), (81, 1), (81, 81)])
 def test_group_norm_is_torchs(channels, groups):
     fall = 10.0 ** -torch.arange(channels).div(20, rounding_mode="floor")
@@ -127,12 +116,6 @@ def test_group_norm_is_torchs(channels, groups):
         theirs = functional.group_norm(x, groups, eps=tiny)
         assert torch.allclose(group_norm(x, groups, tiny=tiny), theirs, atol=1e-5)
     assert torch.equal(group_norm(x, groups), group_norm(x, groups, tiny=1e-5))
-
-
-# ---- refusals
-
-
-X, MAPS = noise(1, 1, 28, 28), noise(1, 81, 7, 7)
 
 
 # ---- the cache
@@ -198,24 +181,3 @@ def test_the_name_does_not_change_between_releases():
     settings = dict(scales=2, orientations=8, groups=27, mean=(0.0,), std=(1.0,))
     path = cache_path("features", "mnist-train", torch.zeros(2, 1, 8, 8), settings)
     assert path.as_posix() == "features/mnist-train-2-1de5ad1cf4fdcdcb.npy"
-
-
-KILLED = """
-import os, signal, sys, numpy as np
-from pathlib import Path
-from dpcomm.datasets.scattering import write_once
-def blocks():
-    yield np.ones((500, 1000), 'f4')
-    os.kill(os.getpid(), signal.SIGKILL)
-write_once(Path(sys.argv[1]), (1000, 1000), blocks())
-"""
-
-
-def test_threads_are_as_they_were_after_features(tmp_path):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        features(data.load("digits"), limit=(20, 10), root=tmp_path)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

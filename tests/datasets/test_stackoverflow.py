@@ -90,16 +90,6 @@ def test_words_are_zipf_exactly():
     assert np.allclose(t["tags"].sum(1), 1) and np.isclose(t["topics"].sum(), 1)
 
 
-def test_words_and_tags_of_one_client_tell_each_other():
-    counts = dict(n_words=600, n_tags=60, n_topics=6, mean=40.0, std=10.0, most=200)
-    x, y, sizes = SyntheticPosts(400, 2, focus=0.5, **counts).posts(range(400))
-    first, at = y[:, 0], np.r_[0, sizes.cumsum()]
-    own = [first[a:b] for a, b in zip(at, at[1:]) if b > a + 1]
-    same = np.mean([(tags[:-1] == tags[1:]).mean() for tags in own])
-    p = np.bincount(first, minlength=60) / len(first)
-    assert same > 1.5 * (p**2).sum(), "posts of one client share topics, hence tags"
-
-
 def test_held_out_posts_are_of_other_clients():
     made = SyntheticPosts(40, **SMALL)
     x, y = made.evaluation_posts(333, each=4)
@@ -233,9 +223,3 @@ def test_files_are_a_source(root):
     ):
         with pytest.raises(ValueError, match=says):
             call()
-
-
-def test_missing_files_are_named(root):
-    says = "stackoverflow lacks stackoverflow_train.h5 .*set DPCOMM_DATA"
-    with pytest.raises(FileNotFoundError, match=says):
-        load(root)
