@@ -8,12 +8,10 @@ __all__ = ['Callback', 'CSV']
 # %% ../../nbs/training/callbacks.ipynb #10f5a623
 import csv
 import io
-import math
 import os
 import shutil
 import sys
 import time
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -21,7 +19,7 @@ from tqdm import tqdm
 
 from ..core.checks import check_kind, shown
 from ..core.files import atomic_write
-from .state import Run, Task
+from .state import Run, Task, try_place
 
 # %% ../../nbs/training/callbacks.ipynb #7472e555
 class Callback:
@@ -72,8 +70,7 @@ class CSV(Callback):
 
     def before_round(self, run, task):
         if not self.tried:  # a path that cannot be written shows before any work
-            trial = Path(self.path).with_name(f".{Path(self.path).name}.trial")
-            atomic_write(trial, b"").unlink()
+            try_place(self.path)
             self.tried = True
 
     def on_evaluate(self, run, task):
@@ -102,25 +99,42 @@ def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
 NUMBERS = 57  # columns of a bar that are not its label's
 
 
-class Bar(Callback):
-    "A progress bar on standard error."
+class _Log:
+    "Standard error, where what tqdm draws anew is a line of its own."
 
-    def __init__(self, label: str = ""):
-        self.label = label
+    def write(self, text):
+        if text := text.strip():
+            print(text, file=sys.stderr)
+
+    def flush(self):
+        sys.stderr.flush()
+
+
+class Progress(Callback):
+    "A bar on standard error; in a log now and then a line."
+
+    def __init__(self, label: str = "", terminal: bool = True, every: float = 60.0):
+        self.label, self.terminal, self.every = label, terminal, every
         self.bar: Any = None  # from the first round on
 
     def before_round(self, run, task):
         if self.bar is not None:
             return
         columns = shutil.get_terminal_size().columns
-        rounds = "{desc}{percentage:.0f}%|{bar}| {n:g}/{total_fmt} {remaining}"
-        self.bar = tqdm(
-            desc=self.label[: max(12, columns - NUMBERS)].rstrip(" ,(") or None,
-            total=task.config.rounds,
-            initial=run.round,
-            ncols=columns - 1,
-            bar_format=rounds + "{postfix}",
-        )
+        label, count = self.label, "{n:g}/{total_fmt}"
+        if self.terminal:
+            label = label[: max(12, columns - NUMBERS)].rstrip(" ,(")
+            count = (
+                "{desc}: {percentage:.0f}%|{bar}| " + count + " {remaining}{postfix}"
+            )
+            how = dict(ncols=columns - 1)
+        else:
+            count = "{desc}: " + count + " rounds, {remaining} left{postfix}"
+            how = dict(file=_Log(), mininterval=self.every, delay=self.every)
+            how |= dict(miniters=0, leave=False)
+        total = task.config.rounds
+        how |= dict(desc=label or None, total=total, initial=run.round)
+        self.bar = tqdm(bar_format=count, **how)
 
     def within_round(self, run, task, done, visits):
         now = run.round + 100 * done // visits / 100
@@ -128,7 +142,7 @@ class Bar(Callback):
             self.bar.update(now - self.bar.n)
 
     def on_evaluate(self, run, task):
-        self.bar.set_postfix(brief(run.history[-1]))
+        self.bar.set_postfix(brief(run.history[-1]), refresh=self.terminal)
 
     def after_round(self, run, task, loss):
         self.bar.update(run.round - self.bar.n)
@@ -136,39 +150,6 @@ class Bar(Callback):
     def close(self, run, task):
         if self.bar is not None:
             self.bar.close()
-
-
-class Lines(Callback):
-    "Now and then a line on standard error."
-
-    def __init__(self, label: str = "", every: float = 60.0, clock=time.monotonic):
-        self.label, self.every, self.clock = label, every, clock
-        self.start = self.last = self.first = None
-
-    def before_round(self, run, task):
-        if self.start is None:
-            self.start = self.last = self.clock()
-            self.first = run.round
-
-    def within_round(self, run, task, done, visits):
-        if done < visits:
-            self._say(run, task, done / visits, [f"{done:,} of {visits:,} clients"])
-
-    def after_round(self, run, task, loss):
-        self._say(run, task, 0.0, [])
-
-    def _say(self, run, task, part, clients):
-        now = self.clock()
-        if now - self.last < self.every:
-            return
-        self.last, done, rounds = now, run.round + part, task.config.rounds
-        pace = (now - self.start) / (done - self.first)
-        said = [f"{run.round:,} of {rounds:,} rounds", *clients]
-        if run.history:
-            said += [f"{k} {v}" for k, v in brief(run.history[-1]).items()]
-        said += [f"{math.ceil(pace * (rounds - done) / 60)} min left"]
-        label = f"{self.label}: " if self.label else ""
-        print(label + ", ".join(said), file=sys.stderr, flush=True)
 
 
 def progress_of(progress) -> tuple:  # text is its label
@@ -179,9 +160,9 @@ def progress_of(progress) -> tuple:  # text is its label
     label = progress if isinstance(progress, str) else ""
     asked = os.environ.get("DPCOMM_PROGRESS")
     if asked == "1" or (asked is None and sys.stderr.isatty()):
-        return (Bar(label),)
+        return (Progress(label),)
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-    return () if asked is None and shell() is not None else (Lines(label),)
+    return () if asked is None and shell() is not None else (Progress(label, False),)
 
 # %% ../../nbs/training/callbacks.ipynb #46587cfb
 class Checkpoint(Callback):

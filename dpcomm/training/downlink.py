@@ -324,12 +324,41 @@ def answer(replica: Replica, update: Tensor, key=None) -> bytes:
     return message.to_bytes()
 
 # %% ../../nbs/training/downlink.ipynb #8d71f5db
-REPAIR = "ask the server with full=True"
+def _replayed(replica: Replica, packet: Packet) -> State | None:
+    "The state that a history leads to; None where it does not fit. [dprec Alg. 6, corrected]"
+    agreement, now, since = replica.agreement, replica.state, packet.since
+    start, size = packet.kind == "start", agreement.message_bytes
+    left_out, *counts = packet.counts or (0,)
+    content = packet.content[4 * start :]
+    done = 0 if start else now.round if now else -1
+    own = replica.sent if replica.sent_in == done and not start else ()
+    fits = len(counts) == packet.until - since and len(content) == size * sum(counts)
+    if not fits or done < since or done == since and left_out != len(own):
+        return None
+    if start:
+        state = initial_state(agreement, int.from_bytes(packet.content[:4], "little"))
+    else:
+        state = read_state(agreement, write_state(now), now.round)
+    payloads = iter([content[i : i + size] for i in range(0, len(content), size)])
+    rounds = [list(islice(payloads, n)) for n in counts]
+    if rounds and done == since:
+        rounds[0] += own
+    for payloads in rounds[done - since :]:
+        advance(state, payloads)
+    return state
 
+# %% ../../nbs/training/downlink.ipynb #fe0c00f9
+def receive(replica: Replica, data: bytes) -> State:
+    """Apply a packet. [dprec Alg. 6, corrected]
 
-def check_packet(replica: Replica, packet: Packet) -> Packet:
-    "Refuse a packet that this client cannot apply. [dprec Alg. 6, made explicit]"
-    agreement, done = replica.agreement, replica.state.round if replica.state else -1
+    Raises ValueError for a damaged packet, one that does not fit, and another digest.
+
+    replica: changed only if the packet fits and leads to the server's state.
+    data: a packet.
+    Returns: the replica's, equal to the server's.
+    """
+    packet, agreement = parse_packet(data), replica.agreement
+    done = replica.state.round if replica.state else -1
     if packet.agreement != agreement.fingerprint:
         raise ValueError(
             f"packet was made under agreement {packet.agreement}, not"
@@ -342,61 +371,14 @@ def check_packet(replica: Replica, packet: Packet) -> Packet:
             " packet is old, drop it"
         )
     if packet.kind == "state":
-        return packet
-    start, rounds = packet.kind == "start", packet.until - packet.since
-    left_out, *counts = packet.counts or (0,)
-    length = 4 * start + agreement.message_bytes * sum(counts)
-    whole = len(packet.counts) == rounds + 1 and len(packet.content) == length
-    gap = not start and done < packet.since
-    stored = len(replica.sent) if replica.sent_in == done else 0
-    mine = not start and rounds and left_out == stored
-    forgotten = left_out and (start or done == packet.since) and not mine
-    if not whole or gap or forgotten:
-        raise ValueError(
-            f"packet has {sum(counts)} messages in {len(packet.content)} bytes for rounds"
-            f" {packet.since} to {packet.until} and omits {left_out}; this replica is at"
-            f" {done if replica.state else 'nothing'} and stored {stored}: {REPAIR}"
-        )
-    return packet
-
-# %% ../../nbs/training/downlink.ipynb #fe0c00f8
-def rounds_inside(packet: Packet, size: int) -> list:  # of lists of payloads
-    "Cut the content into rounds and messages."
-    content = packet.content[4:] if packet.kind == "start" else packet.content
-    payloads = iter([content[i : i + size] for i in range(0, len(content), size)])
-    return [list(islice(payloads, n)) for n in packet.counts[1:]]
-
-# %% ../../nbs/training/downlink.ipynb #fe0c00f9
-def receive(replica: Replica, data: bytes) -> State:
-    """Apply a packet. [dprec Alg. 6, corrected]
-
-    Raises ValueError for a damaged packet, one that does not fit, and another digest.
-
-    replica: changed only if the packet fits and leads to the server's state.
-    data: a packet.
-    Returns: the replica's, equal to the server's.
-    """
-    packet = check_packet(replica, parse_packet(data))
-    agreement, now = replica.agreement, replica.state
-    if packet.kind == "state":
         state = read_state(agreement, packet.content, packet.until)
-    elif packet.kind == "start":
-        seed = int.from_bytes(packet.content[:4], "little")
-        state = initial_state(agreement, seed)
     else:
-        state = read_state(agreement, write_state(now), now.round)
-    if packet.kind != "state":
-        done = state.round - packet.since
-        rounds = rounds_inside(packet, agreement.message_bytes)
-        if done == 0 and packet.counts[0]:
-            rounds[0] += replica.sent
-        for payloads in rounds[done:]:
-            advance(state, payloads)
-    if state.digest != packet.digest:
+        state = _replayed(replica, packet)
+    if state is None or state.digest != packet.digest:
         raise ValueError(
-            "the replayed state differs from the server's state of round"
-            f" {packet.until}: the copies differed before, or the machines round"
-            f" differently; {REPAIR}"
+            f"packet of rounds {packet.since} to {packet.until} does not lead this replica,"
+            f" at {done}, to the server's state: one of them missed a message, or the"
+            " machines round differently; ask the server with full=True"
         )
     replica.state = state
     return state

@@ -26,13 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_kind,
-    check_number,
-    shown,
-)
+from dpcomm.core.checks import check_choice, check_kind, check_number
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.deployments import Deployment
@@ -59,54 +53,7 @@ from dpcomm.training.round import one_round, one_thread, shares
 from dpcomm.training.state import Config, Run, Task, save_checkpoint, start_run
 
 # %% ../../nbs/training/federated.ipynb #12347ee6
-def _check_kinds(task, guarantee, metrics, adaptive):
-    "Refuse arguments of another kind before anything is read from them."
-    if not isinstance(task, Task):
-        raise TypeError(
-            f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"
-            " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed), or call"
-            " train(model, clients, mechanism, deployment, test=(x, y))"
-        )
-    made, of_rounds = task.mechanism, "a function, rounds -> Guarantee, or a deployment"
-    scores, moves = "a function (model, w, x, y) -> dict", "AdaptiveClip(quantile=0.5)"
-    moving = isinstance(adaptive, AdaptiveClip)
-    for name, value, fits, what in (
-        ("mechanism", made, hasattr(made, "average"), "dpcomm.mechanism(name, ...)"),
-        ("config", task.config, isinstance(task.config, Config), "Config(...)"),
-        (
-            "loss",
-            task.loss,
-            callable(task.loss),
-            "a function (outputs, targets) -> mean",
-        ),
-        ("guarantee", guarantee, callable(guarantee), of_rounds),
-        ("metrics", metrics, callable(metrics), scores),
-        ("adaptive", adaptive, moving, moves),
-    ):
-        if not fits and (value is not None or name in ("mechanism", "config", "loss")):
-            raise TypeError(
-                f"{name} is {shown(value)}; this is not allowed: pass {what}"
-            )
-
-
-def _check_machine(device, workers, max_seconds, save_every):
-    check_between("workers", workers, 1, 1024)
-    check_number("save_every", save_every, "[0, inf]")
-    if max_seconds is not None:
-        check_number("max_seconds", max_seconds, "[0, inf]")
-    try:
-        here = torch.empty(1, device=torch.device(device)).device
-    except (RuntimeError, AssertionError, TypeError, ValueError, OverflowError):
-        here = None
-    if here is None or here.type == "meta":
-        raise ValueError(
-            f"device is {shown(device)}; torch cannot use it on this machine:"
-            " use 'cpu', or a machine with this device"
-        )
-
-
 def _check_data(task, metrics):
-    "Refuse labels that the model has no class for, of clients and of the test set."
     data, parts = task.federation.data, task.federation.parts
 
     def owner(i):
@@ -121,7 +68,6 @@ def _check_data(task, metrics):
 
 
 def _ready(task, t, metrics, device, advance):
-    "The task on its device, tried on a client of round t, with the engine of all rounds."
     model, federation, config = task.model, task.federation, task.config
     if metrics is None and not len(federation.data.y_test):
         raise ValueError(
@@ -154,7 +100,6 @@ def _ready(task, t, metrics, device, advance):
 
 
 def _fewer_steps(task):
-    "Who takes fewer local steps than the config names, or ''."
     steps, batch = task.config.steps or 1, task.config.batch
     sizes = np.asarray(getattr(task.federation, "sizes", ()) if steps > 1 else ())
     few = int((sizes <= (steps - 1) * batch).sum())
@@ -165,7 +110,6 @@ def _fewer_steps(task):
 
 
 def _last_round(promised, rounds, most):
-    "The last round of a run; ValueError where a budget pays for none."
     if most is None:
         return rounds
     check_number("max_epsilon", most, "(0, inf)")
@@ -186,7 +130,6 @@ def _last_round(promised, rounds, most):
 # %% ../../nbs/training/federated.ipynb #90678534
 @contextmanager
 def _interruptible(saved):
-    "Let ^C wait for the end of a round that is saved; yields a list, empty until then."
     asked = []
 
     def note(*_):
@@ -208,7 +151,6 @@ def _interruptible(saved):
 
 
 def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
-    "Rounds until the last one, or until the time is up."
     started, config, late = time.monotonic(), task.config, False
     before, spent = run.seconds, run.cpu_seconds - time.process_time()
 
@@ -246,7 +188,6 @@ def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
 
 
 def _report(run, task, guarantee, metrics, shows_loss, train_loss):
-    "Enter an evaluation into the history."
     data = task.federation.data
     test = task.model, run.w, data.x_test, data.y_test
     if metrics:
@@ -255,10 +196,6 @@ def _report(run, task, guarantee, metrics, shows_loss, train_loss):
         scores = dict(zip(("accuracy", "loss"), evaluate(*test)))
     else:
         scores = {"loss": loss_of_all(*test, task.loss)}
-    if not isinstance(scores, dict) or not scores:
-        raise TypeError(
-            f"metrics returned {shown(scores)}; it must return a dict of scores"
-        )
     eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
     run.history.append(
         {
@@ -282,7 +219,6 @@ def simulate(
     advance=one_round,
     unit: str | None = None,
     max_epsilon: float | None = None,
-    nonfinite: str = "zero",
     weights=None,
     adaptive: AdaptiveClip | None = None,
     train_loss: bool = True,
@@ -298,8 +234,9 @@ def simulate(
     """Federated training with a private, compressed uplink. [dprec Alg. 8]
 
     The result depends only on the task and the kind of device, not on workers or
-    interruptions. Raises ValueError if the guarantee does not match the run,
-    FloatingPointError if training diverges.
+    interruptions. An update with nan or inf counts as the zero vector, so that what is
+    sent never tells; a warning names the client. Raises ValueError if the guarantee does
+    not match the run, FloatingPointError if training diverges.
 
     task: model, federation, mechanism, config and seed.
     guarantee: function rounds -> Guarantee; None: no guarantee is stated.
@@ -308,9 +245,6 @@ def simulate(
     advance: (run, optimiser, task, pool) -> training loss of one round.
     unit: what is protected: client | example; None: the deployment's.
     max_epsilon: stop before a round that would exceed it, > 0; None: no limit.
-    nonfinite: zero: an update with nan or inf counts as the zero vector, so that what is
-        sent never tells; a warning names the client | refuse: it ends the run, which
-        depends on data and is outside the guarantee.
     weights: (n_clients,) >= 0, of the clients' updates; the guarantee's premise is that
         they are public; None: equal.
     adaptive: adaptive clipping, within the same guarantee; None: a fixed clip.
@@ -346,9 +280,12 @@ def simulate(
     check_kind("advance", advance, Callable, "a function such as federated.one_round")
     check_kind("checkpoint", checkpoint, (str, Path, NoneType), "the name of a file")
     check_kind("unit", unit, (str, NoneType), "'client' or 'example'")
-    _check_machine(device, workers, max_seconds, save_every)
-    check_choice("nonfinite", nonfinite, ("zero", "refuse"))
-    _check_kinds(task, guarantee, metrics, adaptive)
+    if not isinstance(task, Task):
+        raise TypeError(
+            f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"
+            " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed), or call"
+            " train(model, clients, mechanism, deployment, test=(x, y))"
+        )
     whom = check_choice("unit", unit or "client", ("client", "example"))
     if deployment is not None:
         counts = int(adaptive is not None and in_one_sum(task.mechanism))
@@ -356,8 +293,6 @@ def simulate(
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
     more, marks = {}, {}
-    if nonfinite != "zero":
-        more["nonfinite"] = marks["nonfinite"] = nonfinite
     if weights is not None:
         more["share"] = shares(weights, task.n_clients)
         marks["share"] = hashlib.sha256(more["share"].tobytes()).hexdigest()

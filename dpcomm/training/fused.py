@@ -59,27 +59,17 @@ def tanh(h: Tensor) -> tuple:
 
 def pool(h: Tensor) -> tuple:
     "Max-pooling by 2 x 2. [chain rule]"
-    window = [2, 2]
-    top, index = torch.ops.aten.max_pool2d_with_indices(h, window, window)
-
-    def back(g, step, first=False):
-        return torch.ops.aten.max_pool2d_with_indices_backward(
-            g, h, window, window, [0, 0], [1, 1], False, index
-        )
-
-    return top, back
+    top, index = F.max_pool2d(h, 2, return_indices=True)
+    back, two = torch.ops.aten.max_pool2d_with_indices_backward, [2, 2]
+    how = two, two, [0, 0], [1, 1], False, index
+    return top, lambda g, step, first=False: back(g, h, *how)
 
 
 def average_pool(h: Tensor) -> tuple:
     "Average-pooling by 2 x 2. [chain rule]"
-    window = [2, 2]
-
-    def back(g, step, first=False):
-        return torch.ops.aten.avg_pool2d_backward(
-            g, h, window, window, [0, 0], False, True, None
-        )
-
-    return F.avg_pool2d(h, 2), back
+    back, how = torch.ops.aten.avg_pool2d_backward, ([2, 2], [2, 2], [0, 0])
+    more = False, True, None
+    return F.avg_pool2d(h, 2), lambda g, step, first=False: back(g, h, *how, *more)
 
 # %% ../../nbs/training/fused.ipynb #3ab32173
 def conv(h, weight, bias, padding) -> tuple:
@@ -112,19 +102,14 @@ def conv(h, weight, bias, padding) -> tuple:
     return out.add_(bias.flatten()[:, None, None]), back
 
 # %% ../../nbs/training/fused.ipynb #3ab321a1
-def patches_of(h, n: int, side, padding) -> Tensor:
-    "Every client's patches as columns, (n, channels * entries, batch * places)."
-    (rows, columns), (up, left) = side, padding
-    seen = F.pad(h, (left, left, up, up)) if up or left else h
-    seen = seen.unflatten(1, (n, -1)).unfold(3, rows, 1).unfold(4, columns, 1)
-    return seen.permute(1, 2, 5, 6, 0, 3, 4).flatten(4).flatten(1, 3)
-
-
 def patch_conv(h: Tensor, weight: Tensor, bias: Tensor, padding: tuple) -> tuple:
     "A convolution of stride 1, one product a client over all patches. [chain rule]"
     n, _, _, *side = weight.shape
     size, kernels = h.shape[2:], weight.flatten(2)
-    patches = patches_of(h, n, side, padding)
+    (rows, columns), (up, left) = side, padding
+    seen = F.pad(h, (left, left, up, up)) if up or left else h
+    seen = seen.unflatten(1, (n, -1)).unfold(3, rows, 1).unfold(4, columns, 1)
+    patches = seen.permute(1, 2, 5, 6, 0, 3, 4).flatten(4).flatten(1, 3)
     shape = [s + 2 * p - k + 1 for s, p, k in zip(size, padding, side)]
 
     def back(g, step, first=False):
@@ -182,7 +167,6 @@ def fold(h: Tensor) -> Tensor:  # (batch, n * channels, height, width)
 
 
 def _flatten(h, n):
-    "Features of each client in the order of one image's, and the way back."
     shape = (-1, *h.shape[2:])
 
     def back(g, step, first=False):
@@ -237,7 +221,6 @@ CURVES = {nn.ReLU: relu, nn.Tanh: tanh}  # applied entry by entry
 
 
 def _plain(layer):
-    "Whether a convolution or a pooling is of the one kind that is written out."
     if type(layer) in POOLS:
         window = layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2))
         usual = getattr(layer, "dilation", 1) == 1
@@ -249,7 +232,6 @@ def _plain(layer):
 
 
 def _more_than_layers(model):
-    "What a model computes beyond the layers in it, one after another; '': nothing."
     if type(model) is not nn.Sequential:
         return f"{type(model).__name__} is not a plain sequence of layers"
     for layer in model.modules():
@@ -261,7 +243,6 @@ def _more_than_layers(model):
 
 
 def _written(layer):
-    "Whether a layer's passes are written out here."
     kinds = {
         nn.Linear: lambda: layer.bias is not None,
         nn.Flatten: lambda: (layer.start_dim, layer.end_dim) == (1, -1),
@@ -295,7 +276,6 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
 def _forward(layer, h, params, n):
-    "Output of a layer and its way back; `params` by the layers' own tensors."
     if not _written(layer):
         raise ValueError(f"layer {layer} is not supported by this engine")
     if isinstance(layer, (nn.Linear, nn.Conv2d, nn.GroupNorm)):
@@ -331,7 +311,6 @@ def sgd_step(model, params: dict, h, y, weights, step: Step) -> Tensor:
 
 
 def _after_images(model):
-    "The layers behind a first one that only flattens images."
     return model[1:] if isinstance(model[0], nn.Flatten) else model
 
 # %% ../../nbs/training/fused.ipynb #2f79804c
@@ -345,7 +324,6 @@ def used_columns(model: nn.Sequential, x: Tensor) -> Tensor | None:  # None: all
 
 
 def _copies(p, n):
-    "A parameter for each of n clients, (n, ...)."
     every = p.expand(n, *p.shape)
     if p.ndim != 4:
         return every.clone(memory_format=torch.contiguous_format)
@@ -355,7 +333,6 @@ def _copies(p, n):
 
 
 def _narrow(tensors, columns):
-    "The same parameters, the first of them with these columns only."
     if columns is None or not tensors:
         return tensors
     return [tensors[0][:, columns], *tensors[1:]]
@@ -367,7 +344,6 @@ def starts_with_images(model: nn.Sequential) -> bool:  # False: vectors
 
 
 def _used(model, x, y, plan):
-    "Images, labels and plan without unused columns; the columns, or None for all."
     if not isinstance(_after_images(model)[0], nn.Linear) or not (plan >= 0).any():
         return x, y, plan, None
     used = plan[plan >= 0].unique()
@@ -380,7 +356,6 @@ def _used(model, x, y, plan):
 
 
 def _batches(model, x, y, plan):
-    "Step by step: images as the first layer wants them, labels, weights in the mean."
     there = plan >= 0
     weights = there.to(x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
     steps, filled = there.any(-1).sum(1), torch.where(there, plan, plan[:, :1, :1])
@@ -393,7 +368,6 @@ def _batches(model, x, y, plan):
 
 # %% ../../nbs/training/fused.ipynb #2f79804d
 def _updates(params, start, columns, order):
-    "What every client moved by, (n, d), in the order of the plan."
     sizes = [p.numel() for p in start]
     out = start[0].new_zeros(len(order), sum(sizes))
     for i, row in enumerate(order.tolist()):
@@ -513,7 +487,6 @@ def train_graphed(model, w, x, y, plan, lr: float, mask=None) -> tuple:
 # %% ../../nbs/training/fused.ipynb #9731d2f0
 @contextmanager
 def _precision(name):
-    "Let float32 products be computed so, and as before afterwards."
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(name)
     try:

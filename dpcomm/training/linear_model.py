@@ -95,9 +95,6 @@ def forced_signs(mean_sign, a, f, rng: np.random.Generator) -> tuple:
     return cells % (classes * p), np.sign(u[keep][first])
 
 # %% ../../nbs/training/linear_model.ipynb #09bd8c3a
-TABLED = 2000  # coins up to which their laws are tabulated, 16 MB; more take longer
-
-
 @lru_cache(maxsize=4)
 def lower_half(n: int) -> np.ndarray:  # Pr(Bin(m, 1/2) <= k) at [m, k]
     "The lower halves of the laws of up to n coins."
@@ -107,9 +104,6 @@ def lower_half(n: int) -> np.ndarray:  # Pr(Bin(m, 1/2) <= k) at [m, k]
 def sum_coins(coins, noise) -> np.ndarray:
     "Sums of (d,) numbers of fair signs, increasing in normal noise. [inverse transform]"
     most, u = int(coins.max(initial=0)), ndtr(-np.abs(noise))
-    if most > TABLED:
-        k = binom.ppf(u, coins, 0.5).astype(int).clip(0, coins // 2)
-        return np.where(noise < 0, 2 * k - coins, coins - 2 * k)
     table = lower_half(most)
     k = ((coins - np.abs(noise) * np.sqrt(coins)) / 2).astype(int).clip(0, coins // 2)
     while (low := table[coins, k] < u).any():

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpcomm.core.checks import check_choice, shown
@@ -41,39 +40,28 @@ from dpcomm.training.fused import (
 FLOATS = *HALF, torch.float32, torch.float64
 
 
-def _refused_layer(layer):
-    kind = type(layer).__name__
-    if isinstance(layer, torch.jit.ScriptModule):
-        return f"{kind} is compiled by torch.jit: pass the module from before that"
-    if isinstance(layer, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return f"{kind} spreads a batch over devices: pass its .module"
-    if getattr(layer, "running_mean", None) is not None:
-        return (
-            f"{kind} keeps running averages of its clients' data,"
-            " which no message carries and no noise hides: use GroupNorm"
-        )
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        return f"{kind} mixes the examples of a batch: use GroupNorm"
-    return ""
-
-
-def _refused_tensor(name, p):
-    if is_lazy(p):
-        return f"{shown(name)} has no shape yet: call the model on a batch once"
-    if p.device.type == "meta":
-        return f"{shown(name)} holds no numbers: build the model on a CPU"
-    if p.is_complex() or p.requires_grad and p.dtype not in FLOATS:
-        return (
-            f"{shown(name)} is {p.dtype}; weights must be float16, bfloat16, float32 or"
-            " float64: hold the real and the imaginary part apart, or convert it"
-        )
-    if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-        return (
-            f"{shown(name)} has a gradient hook, which training on copies of the weights"
-            " does not call: freeze what must not move by requires_grad_(False), or"
-            " apply the mask in forward"
-        )
-    return ""
+def _refused(model):
+    for layer in model.modules():
+        kind = type(layer).__name__
+        if getattr(layer, "running_mean", None) is not None:
+            yield (
+                f"{kind} keeps running averages of its clients' data,"
+                " which no message carries and no noise hides: use GroupNorm"
+            )
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            yield f"{kind} mixes the examples of a batch: use GroupNorm"
+    for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if p.is_complex() or p.requires_grad and p.dtype not in FLOATS:
+            yield (
+                f"{shown(name)} is {p.dtype}; weights must be float16, bfloat16, float32 or"
+                " float64: hold the real and the imaginary part apart, or convert it"
+            )
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            yield (
+                f"{shown(name)} has a gradient hook, which training on copies of the weights"
+                " does not call: freeze what must not move by requires_grad_(False), or"
+                " apply the mask in forward"
+            )
 
 
 def check_model(model: nn.Module) -> nn.Module:
@@ -82,9 +70,7 @@ def check_model(model: nn.Module) -> nn.Module:
         raise TypeError(
             f"model is a {type(model).__name__}; it must be a torch.nn.Module: pass one"
         )
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    reasons = [_refused_layer(layer) for layer in model.modules()]
-    for reason in filter(None, [*reasons, *(_refused_tensor(*t) for t in tensors)]):
+    for reason in _refused(model):
         raise ValueError(reason)
     pack(model)
     return model
@@ -195,7 +181,6 @@ def drawing(seed, w):
 
 # %% ../../nbs/training/local_sgd.ipynb #59585b3d
 def _laid_out(p):
-    "A copy, channels last; contiguous() would leave a single channel as it is."
     if p.ndim != 4:
         return p.clone()
     return torch.empty_like(p, memory_format=torch.channels_last).copy_(p)
@@ -203,7 +188,7 @@ def _laid_out(p):
 
 def _check_one_tensor(outputs, kind):
     if not isinstance(outputs, Tensor):
-        raise TypeError(
+        raise Misfit(
             f"{kind} returns a {type(outputs).__name__}; here it must return one"
             " tensor: wrap the model, or pass your own loss and metrics"
         )
@@ -262,14 +247,13 @@ def check_labels(model: nn.Module, x: Tensor, y: Tensor, whose) -> None:
     classes, y = max(2, outputs.shape[1]), y.cpu()
     if len(bad := ((y < 0) | (y >= classes)).nonzero()):
         i = int(bad[0])
-        raise ValueError(
+        raise Misfit(
             f"{whose(i)} holds a label {int(y[i])}; the model's classes are 0 to"
             f" {classes - 1}: correct the label, drop its owner, or pass loss and metrics"
         )
 
 
 def cause_of_nan(data, part, client: int, rates: str) -> str:
-    "Why a client's update is not finite, and what to do."
     for what, values in (("an input", data.x), ("a target", data.y)):
         mine = values[torch.from_numpy(np.asarray(part, np.int64)).to(values.device)]
         if mine.is_floating_point() and not torch.isfinite(mine).all():
@@ -282,15 +266,8 @@ def cause_of_nan(data, part, client: int, rates: str) -> str:
     )
 
 
-def _look(x):
-    if not isinstance(x, Tensor):
-        return f"a {type(x).__name__}"
-    return f"shape {tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}"
-
-
 @contextmanager
 def _undisturbed(w):
-    "All generators that a module may know, as before afterwards."
     before = random.getstate(), np.random.get_state()
     try:
         with drawing(0, w):
@@ -305,34 +282,6 @@ def loss_on(loss, device):
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
 
 
-def _tried_loss(loss, outputs, y):
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            value, wrong = loss(outputs, y), ""
-        except Exception as error:
-            wrong = told(error)
-    if any("Using a target size" in str(w.message) for w in said[:1]):
-        wrong = "they are broadcast"
-    if wrong:
-        raise Misfit(
-            f"the loss does not take outputs of {_look(outputs)} with targets of"
-            f" {_look(y)} ({wrong}): change the model's last layer, the targets, or the"
-            " task's loss"
-        )
-    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
-        raise Misfit(
-            f"the loss returns {_look(value)}; it must be one number, the mean over a"
-            " batch: use reduction='mean', and no .item()"
-        )
-    if not value.requires_grad:
-        raise Misfit(
-            "the loss does not depend on the trainable weights: compute it from"
-            " the model's outputs, without detach() and no_grad()"
-        )
-    return value
-
-
 def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
     "Refuse a model, a loss and data that do not go together, tried on two examples."
     kind, w = type(model).__name__, pack(model).cpu()
@@ -345,38 +294,33 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
             " trained: make them parameters of the model, or freeze them"
         )
     params = {k: p.clone().requires_grad_() for k, p in unpack(model, w).items()}
-    call, reached = as_function(model, w, training=True), []
+    call = as_function(model, w, training=True)
 
     def try_loss(outputs):
-        reached.append(outputs)
         if usual:
             _check_one_tensor(outputs, kind)
             if y.ndim != 1:
-                raise Misfit(
-                    f"targets have {_look(y)}, and the default loss and accuracy need"
-                    " one class per example: pass the task's loss, for example"
-                    " torch.nn.functional.cross_entropy"
-                )
+                raise TypeError("the default loss needs one class per example")
             check_labels(model, x, y, lambda i: f"client {client}")
-        value = _tried_loss(loss, outputs, y)
-        try:
-            torch.autograd.grad(value, [*params.values()], materialize_grads=True)
-        except RuntimeError as error:
-            raise Misfit(
-                f"{kind} and its loss have no gradient ({told(error)}): change the"
-                " operation named here"
-            ) from error
+        value = loss(outputs, y)
+        torch.autograd.grad(value, [*params.values()], materialize_grads=True)
 
-    with _undisturbed(w):
+    with _undisturbed(w), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Using a target size")  # that is broadcast
         try:
             call(params, x, try_loss)
+        except Misfit:
+            raise
         except Exception as error:
-            if reached or isinstance(error, Misfit):
-                raise
+            sides = (
+                f"{name} {tuple(side.shape)} {str(side.dtype).removeprefix('torch.')}"
+                for name, side in (("inputs", x), ("targets", y))
+            )
             raise Misfit(
-                f"{kind} does not take two inputs of client {client}, {_look(x)}"
-                f" ({told(error)}): change its first layer or the data; embeddings take"
-                " whole numbers, other layers floats"
+                f"{kind}, its loss and two examples of client {client}, of"
+                f" {' and '.join(sides)}, do not go together ({told(error)}): change its"
+                " first or last layer, the data, or the loss, which must be one number,"
+                " the mean over a batch"
             ) from error
 
 # %% ../../nbs/training/local_sgd.ipynb #cfa44d67
@@ -471,7 +415,6 @@ REFUSALS = "vmap", "transform", "Batching rule"  # words of torch.func's errors
 
 
 def _each(loss, outputs, targets):
-    "Losses of the examples of a batch."
     if loss in (None, cross_entropy):
         return cross_entropy(outputs, targets, "none")
 

@@ -70,7 +70,6 @@ NULL = {  # relation -> what is there in the place of a null message
 
 
 def _twice(config):
-    "Most messages that a client sends in a round."
     return config.cohort if config.sampling == "replacement" else 1
 
 
@@ -84,7 +83,6 @@ PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of
 
 
 def _unmet(promise, config, n_clients, mechanism, visits):
-    "Premise -> the conditions of a guarantee that this run does not meet; no entry if it does."
     shares = config.sampling == "poisson" and mechanism is not None and mechanism.summed
     few = "a Poisson cohort may bring fewer shares of noise than it counts on"
     who = n_clients, visits, _twice(config)
@@ -166,13 +164,8 @@ def said_by(deployment: Deployment) -> dict:
     return dict(cohort=deployment.cohort, rounds=deployment.rounds, sampling=drawn)
 
 
-def _promise_of(deployment, mechanism, rounds, before=0):
-    "Guarantee of a deployment for its first rounds and for messages before them."
-    s = deployment.after(rounds)
-    if before:
-        visits = None if s.visits is None else s.visits + before
-        s = replace(s, rounds=rounds + before, visits=visits)
-    return s.guarantee(mechanism)
+def _promise_of(deployment, mechanism, rounds):
+    return deployment.after(rounds).guarantee(mechanism)
 
 # %% ../../nbs/training/promises.ipynb #ace19e6c
 def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0):

@@ -103,7 +103,6 @@ def sample_cohort(
 
 # %% ../../nbs/training/state.ipynb #f91904de
 def _place(cohort):
-    "Which of its client's visits each visit of a round is; (n,)."
     order, place = np.argsort(cohort, kind="stable"), np.arange(len(cohort))
     copies = np.empty_like(place)
     copies[order] = place - np.searchsorted(cohort[order], cohort[order])
@@ -346,7 +345,8 @@ class Run:
 # %% ../../nbs/training/state.ipynb #f29415fb
 PLAIN = "round", "finished", "history", "seconds", "cpu_seconds", "memory"
 YOUNG = ("computation",)  # in the fingerprint of newer checkpoints alone
-MARKS = "nonfinite", "share", "adaptive"  # in the fingerprint of runs that have them
+UNREADABLE = RuntimeError, EOFError, LookupError, TypeError, pickle.PickleError
+MARKS = "share", "adaptive"  # in the fingerprint of runs that have them
 
 
 def save_checkpoint(path, run: Run, optimiser, fingerprint: dict):
@@ -368,13 +368,7 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
     try:
         state = torch.load(content, map_location="cpu", weights_only=True)
         stored = dict(state["fingerprint"])
-    except (
-        RuntimeError,
-        EOFError,
-        LookupError,
-        TypeError,
-        pickle.PickleError,
-    ) as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"{Path(path).name} is not a checkpoint of this version"
             f" ({type(error).__name__}): delete it, or run without resume"
@@ -423,7 +417,6 @@ def fingerprint(task, w, device, unit, content):
 
 
 def _restore(run, optimiser, state, config, last):
-    "Put a stored state into a run; an evaluation that is not due is struck out."
     done = state["round"]
     if config.rounds < done or config.rounds == done and not state["finished"]:
         raise ValueError(

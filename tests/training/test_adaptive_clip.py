@@ -15,7 +15,6 @@ from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
-from dpcomm.privacy.audit import distinguish
 from dpcomm.training.adaptive_clip import AdaptiveClip, Moving, in_rows
 from dpcomm.training.round import Sums
 
@@ -50,12 +49,6 @@ def test_updates_and_count_together_have_the_noise_of_the_run(sigma, count_std, 
     both = split.sigma**-2 + (2 * std) ** -2
     assert sigma**-2 * (1 - 1e-8) < both < sigma**-2
     assert split.clip_norm == 0.1 and split.exact
-
-
-def test_the_paper_s_noise_of_a_count():
-    assert (
-        AdaptiveClip().noise(1.0, 100) == 5.0 and AdaptiveClip().noise(3.0, 10) == 3.0
-    )
 
 
 @tabled("std", [0.8, 5.0])
@@ -96,11 +89,6 @@ def test_the_clip_moves_in_training_and_epsilon_does_not(make):
     sent = [made.ledger.uplink_bits for made in (still, moves)]
     assert 0 < sent[1] - sent[0] <= 32 * 6 * N, "an entry more a message"
     assert not torch.equal(still.w, moves.w)
-
-
-def test_a_clip_that_is_far_too_long_falls():
-    clips = [h["clip"] for h in run(AdaptiveClip(), rounds=8, clip=1e3).history]
-    assert all(a > b for a, b in zip([1e3, *clips], clips)), clips
 
 
 def test_workers_and_interruptions_change_nothing(tmp_path):
@@ -199,29 +187,5 @@ def test_what_cannot_move_is_refused():
             run(AdaptiveClip(), s=s, make=lambda **_: noise)
     with pytest.raises(ValueError, match="pass more than 1"):
         run(AdaptiveClip(count_std=1.0))
-    with pytest.raises(TypeError, match="pass AdaptiveClip"):
-        run("median")
     with pytest.raises(ValueError, match="adaptive work only with federated.one_round"):
         run(AdaptiveClip(), advance=lambda *a, **k: 0.0)
-    for bad in (dict(quantile=1.5), dict(rate=0.0), dict(count_std=-1.0)):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            AdaptiveClip(**bad)
-
-
-def bound(adaptive, base, updates, n=60_000):
-    "What an adversary shows who weighs both releases as they deserve."
-    std, worlds, rng = adaptive.noise(base.sigma, 8), [], seed_tree(1, "audit")
-    for here in (1.0, 0.0):
-        total = torch.full((n,), here * updates.clip_norm, dtype=torch.float64)
-        sums = updates.average(total, 1.0, rng).numpy() / (updates.std * updates.sigma)
-        count = adaptive.noised(np.full(n, here / 2), base.sigma, 8, rng)
-        worlds.append(sums + count / (2 * std**2))
-    return distinguish(*worlds, 1e-2).eps
-
-
-def test_the_audit_finds_a_count_that_was_not_paid():
-    base, adaptive = Gaussian(1.0, 1.0), AdaptiveClip(count_std=0.6)
-    how = dict(rounds=1, delta=1e-2, accountant="pld", relation="zero-out")
-    claimed = base.guarantee(**how).eps
-    honest = bound(adaptive, base, adaptive.split(base, 8))
-    assert 0.6 * claimed < honest <= claimed < bound(adaptive, base, base)

@@ -316,17 +316,6 @@ def test_half_precision_is_computed_with_and_not_stepped(kind):
 # ---- dropout, evaluation, buffers
 
 
-def test_an_evaluation_has_dropout_off_and_leaves_no_trace():
-    net, data = build("dropout"), people("dropout").data
-    test = data.x_test, data.y_test
-    first, second = (local_sgd.evaluate(net, pack(net), *test) for _ in range(2))
-    wanted = copy.deepcopy(net).eval()(data.x_test)
-    assert first == second and net.training
-    assert first[0] == 100 * float((wanted.argmax(1) == data.y_test).double().mean())
-    loss = float(F.cross_entropy(wanted, data.y_test).detach())
-    assert first[1] == pytest.approx(loss)
-
-
 class Coins(nn.Linear):
     "Draws from PyTorch's generator where no class of PyTorch's says so, and remembers."
 
@@ -411,19 +400,6 @@ def test_a_test_loss_is_one_loss_over_all_outputs(kind):
         y = torch.where(torch.arange(1100) > 600, -100, y)
     wanted = float(loss(net(x), y))
     assert local_sgd.loss_of_all(net, pack(net), x, y, loss) == pytest.approx(wanted)
-
-
-def test_a_run_gives_its_model_back_and_is_told_in_three_lines():
-    work = task("adapter")
-    run = simulate(work, progress=False)
-    trained, x = run.model(), work.federation.data.x_test
-    assert torch.equal(pack(trained), run.w.detach()) and trained is not work.model
-    right = trained(x).argmax(1) == work.federation.data.y_test
-    accuracy = 100 * float(right.double().mean())
-    assert run.history[-1]["accuracy"] == pytest.approx(accuracy)
-    held, now = work.model.named_parameters(), trained.state_dict()
-    assert all(torch.equal(now[k], p) for k, p in held if not p.requires_grad)
-    assert len(str(run).splitlines()) == 3 and "2 rounds" in str(run)
 
 
 def test_a_task_is_scored_by_its_own_loss_or_the_callers_score():
@@ -524,7 +500,7 @@ class Pair(nn.Linear):
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     work = replace(task("mlp", engine), model=Pair(20, 3))
-    with pytest.raises(TypeError, match="^Pair returns a tuple; .* loss and metrics"):
+    with pytest.raises(ValueError, match="^Pair returns a tuple; .* loss and metrics"):
         simulate(work, progress=False)
 
     def loss(out, y):
@@ -538,11 +514,3 @@ def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     call = local_sgd.as_function(work.model, w, training=False)
     said = loss(call(unpack(work.model, w), data.x_test), data.y_test)
     assert alone.history[-1]["loss"] == pytest.approx(float(said), rel=1e-5)
-
-
-def test_a_test_label_without_a_class_is_told_before_the_first_round():
-    work = task("mlp")
-    data = replace(work.federation.data, y_test=work.federation.data.y_test + 3)
-    work = replace(work, federation=replace(work.federation, data=data))
-    with pytest.raises(ValueError, match="the test set holds a label [3-5]; .* 0 to 2"):
-        simulate(work, progress=False)

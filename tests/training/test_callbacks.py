@@ -120,47 +120,28 @@ def test_a_bar_fits_and_shows_what_matters(columns, monkeypatch, capsys):
     assert "100%|" in last and "6/6" in last
 
 
-CLOCK = [0.0]  # seconds
-
-
-def half_of_a_round(shows, rounds, n=1_000_000):
-    "One of two rounds, told a thousand clients at a time, a second each."
+def test_a_log_has_a_line_now_and_then_also_within_a_long_round(capsys):
+    shows = callbacks.Progress("label", False, every=0.0)
     run = SimpleNamespace(round=0, history=[])
-    task = SimpleNamespace(config=SimpleNamespace(rounds=rounds))
+    task = SimpleNamespace(config=SimpleNamespace(rounds=2))
     shows.before_round(run, task)
-    for done in range(1000, n // 2 + 1, 1000):
-        CLOCK[0] += 1.0
-        shows.within_round(run, task, done, n)
-    return run, task
+    for done in range(1000, 500_001, 1000):
+        shows.within_round(run, task, done, 1_000_000)
+    shows.close(run, task)
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("label: 0.5/2 rounds, ") and last.endswith(" left")
 
 
-def test_within_a_long_round_a_log_tells_its_clients(capsys):
-    CLOCK[0] = 0.0
-    half_of_a_round(callbacks.Lines("", 100.0, lambda: CLOCK[0]), rounds=2)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 5
-    assert lines[0] == "0 of 2 rounds, 100,000 of 1,000,000 clients, 32 min left"
-    assert lines[-1] == "0 of 2 rounds, 500,000 of 1,000,000 clients, 25 min left"
-
-
-@tabled(
-    "asked, terminal, kinds",
-    [
-        ("1", False, (callbacks.Bar,)),
-        ("0", True, (callbacks.Lines,)),
-        (None, True, (callbacks.Bar,)),
-        (None, False, (callbacks.Lines,)),
-    ],
-)
-def test_a_terminal_has_a_bar_and_a_log_has_lines(asked, terminal, kinds, monkeypatch):
+@tabled("asked, terminal, bar", [("1", 0, 1), ("0", 1, 0), (None, 1, 1), (None, 0, 0)])
+def test_a_terminal_has_a_bar_and_a_log_has_lines(asked, terminal, bar, monkeypatch):
     monkeypatch.delenv("DPCOMM_PROGRESS", raising=False)
     if asked is not None:
         monkeypatch.setenv("DPCOMM_PROGRESS", asked)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     shell = SimpleNamespace(get_ipython=lambda: None)
     monkeypatch.setitem(sys.modules, "IPython", shell)
-    assert tuple(map(type, callbacks.progress_of("label"))) == kinds
-    assert callbacks.progress_of(False) == ()
+    (shows,) = callbacks.progress_of("label")
+    assert shows.terminal == bool(bar) and callbacks.progress_of(False) == ()
     shell.get_ipython = lambda: "a shell"
     if asked is None and not terminal:
         assert callbacks.progress_of(True) == ()

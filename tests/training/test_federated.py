@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from checkout import ROOT
 from hypothesis import given
 from hypothesis import strategies as some
-from laws import ALARM, count_bounds, drawn, fit
+from laws import count_bounds, drawn
 from tables import tabled
 from torch import nn
 
@@ -146,22 +146,6 @@ def test_engines_agree_with_the_loop(engine, name):
     gap = (others - updates).norm(dim=1) / updates.norm(dim=1)
     assert gap.max() < 1e-10, f"{engine} is off by {gap.tolist()} of each update"
     assert torch.allclose(losses, other_losses.double(), rtol=1e-6)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_few_steps_draw_a_few_images(steps):
-    parts = [np.arange(100, 150), np.arange(7), np.arange(0)]
-    plan = local_sgd.batch_plan(parts, 1, 4, [seed_tree(0, i) for i in range(3)], steps)
-    counts = [(row >= 0).sum() for row in plan]
-    assert plan.shape == (3, steps, 4) and counts == [4 * steps, min(7, 4 * steps), 0]
-    for part, row in zip(parts, plan):
-        taken = row[row >= 0]
-        assert len(set(taken)) == len(taken) and set(taken) <= set(part)
-    hits = np.zeros(6, int)
-    for t in range(2000):
-        plan = local_sgd.batch_plan([np.arange(6)], 1, 2, [seed_tree(1, t)], steps)
-        hits += np.bincount(plan.ravel()[plan.ravel() >= 0], minlength=6)
-    assert fit(hits, np.full(6, 1 / 6)) > ALARM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -477,36 +461,24 @@ def promise(
     return Guarantee(eps, 1e-5, **about | more)
 
 
+FREE = dict(sampling="none", relation="zero-out")
+NULL = dict(sampling="poisson", relation="poisson-null")
+
+
 @tabled(
     "why, sampling, told",
     [
-        (
-            "its sampling is 'poisson', the run's is 'fixed'",
-            "fixed",
-            dict(sampling="poisson"),
-        ),
+        ("its sampling is 'poisson', the run's", "fixed", dict(sampling="poisson")),
         ("its sampling is 'fixed', the run's is 'poisson'", "poisson", {}),
-        ("its sampling is 'fixed', the run's is 'replacement'", "replacement", {}),
+        ("its sampling is 'fixed', the run's is 'repl", "replacement", {}),
         ("its rate q is 0.1, the run's is 3 of 6", "fixed", dict(q=0.1)),
-        ("its rate q is 0.499999, the run's is 3 of 6", "fixed", dict(q=0.499999)),
+        ("its rate q is 0.499999, the run's is", "fixed", dict(q=0.499999)),
         ("its rate q is None", "fixed", dict(q=None)),
         ("it is about 7 rounds, the run about 4", "fixed", dict(rounds=7)),
         ("it is about None rounds", "fixed", dict(rounds=None)),
-        (
-            "a client that joins changes who else is in a cohort of fixed size",
-            "fixed",
-            dict(sampling="none"),
-        ),
-        (
-            "a client may come twice in a round",
-            "replacement",
-            dict(sampling="none", relation="zero-out"),
-        ),
-        (
-            "absent clients send nothing here, and not null messages",
-            "poisson",
-            dict(sampling="poisson", relation="poisson-null"),
-        ),
+        ("a client that joins changes who else", "fixed", dict(sampling="none")),
+        ("a client may come twice in a round", "replacement", FREE),
+        ("absent clients send nothing here, and not null", "poisson", NULL),
     ],
 )
 def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
@@ -637,15 +609,6 @@ def test_history_is_entered_every_eval_and_at_the_end():
     assert run.finished and run.round == 5 and run.seconds > 0
     assert all(entry["eps"] is None for entry in go().history)
     assert all(math.isfinite(entry["train_loss"]) for entry in run.history)
-
-
-@tabled("name", MECHANISMS)
-def test_a_run_depends_on_its_seed_alone(name):
-    first = outcome(go(MECHANISMS[name]))
-    torch.rand(3)
-    np.random.rand(3)
-    assert outcome(go(MECHANISMS[name])) == first
-    assert outcome(go(MECHANISMS[name], seed=4))["w"] != first["w"]
 
 
 # ---- workers and order
@@ -823,35 +786,3 @@ def test_a_checkpoint_sealed_again_around_something_else_is_refused(tmp_path):
             ValueError, match="run.pt is not a checkpoint .*: delete it"
         ):
             go(checkpoint=path, resume=True)
-
-
-# ---- federations made on the fly
-
-
-@dataclasses.dataclass(frozen=True)
-class OnTheFly(data.Federation):
-    "Only the clients of a round exist; the others' images are never made."
-
-    whole: object = None
-
-    def visit(self, cohort):
-        parts = [self.whole.parts[c] for c in cohort]
-        start = np.cumsum([0, *(len(self.whole.parts[c]) for c in cohort)])
-        index = np.concatenate(parts)
-        held = self.whole.data
-        here = dataclasses.replace(held, x=held.x[index], y=held.y[index])
-        return here, [np.arange(a, b) for a, b in zip(start, start[1:])]
-
-
-def test_clients_made_on_the_fly_train_as_those_that_are_held():
-    digits = data.load("digits")
-    parts = data.iid(len(digits.y), 20, seed_tree(0, "partition"))
-    whole = data.Federation(digits, parts, "iid")
-    nothing = dataclasses.replace(digits, x=digits.x[:0], y=digits.y[:0])
-    rules = dict(rounds=2, cohort=4, sampling="replacement", eval_every=1)
-    how = Gaussian(1.0, 1.0), federated.Config(**rules), 0
-    ends = []
-    for held in (whole, OnTheFly(nothing, parts, "on the fly", whole)):
-        task = federated.Task(models.build("linear", seed_tree(0)), held, *how)
-        ends.append(federated.simulate(task, progress=False).w)
-    assert torch.equal(*ends)

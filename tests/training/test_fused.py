@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tables import tabled
 from torch import nn
 
@@ -14,20 +13,6 @@ from dpcomm.training.local_sgd import train_loop
 
 def random(*shape, path=0) -> torch.Tensor:
     return torch.from_numpy(seed_tree(0, path).standard_normal(shape))
-
-
-def test_parameters_that_layers_share_move_by_the_sum_of_their_gradients():
-    norm = nn.GroupNorm(2, 4)
-    net = nn.Sequential(
-        *(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 4, 3), norm),
-        *(nn.Flatten(), nn.Linear(64, 3)),
-    ).double()
-    x, y, w = random(4, 1, 8, 8), torch.tensor([0, 1, 2, 1]), flatten(net.parameters())
-    loss = F.cross_entropy(net(x), y)
-    gradient = flatten(torch.autograd.grad(loss, list(net.parameters())))
-    plan = torch.arange(4).view(1, 1, 4)
-    updates, _ = fused.train_fused(net, w.detach(), x, y, plan, 0.2)
-    torch.testing.assert_close(updates[0], -0.2 * gradient)
 
 
 def test_company_and_order_change_nothing_but_rounding():

@@ -180,19 +180,6 @@ def test_dropout_and_frozen_weights_and_buffers_live_there_too(gpu):
     assert len(both[0].w) == 27 and net.unused.device.type == "cpu"
 
 
-def test_what_does_not_fit_is_trained_in_smaller_calls(gpu, monkeypatch):
-    net = mlp()
-    own = 4 * local_sgd.COPIES * sum(p.numel() for p in net.parameters())
-    for free, fit in ((own, 1), (7 * own, 4), (99 * own, 64), (100 * own, 100)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, n=free: (n, n))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-        for engine in ("vmap", "graphed"):
-            assert (
-                local_sgd.clients_per_call(engine, net, torch.device("cuda", 0)) == fit
-            )
-    assert local_sgd.clients_per_call("vmap", net) == 100
-
-
 # On the pretended device one experiment of each model, data set and trainer; the rest share
 # all that they compute with them, and all are played where there is a GPU.
 QUICK = "fltop-medical", "dprec-by-writer"

@@ -5,7 +5,6 @@ and chunks the clients are visited, and the result is the same.
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -67,26 +66,6 @@ def test_the_size_of_a_block_changes_no_bit(sent, engine, monkeypatch):
         found.append(simulate(work, progress=False))
     for run in found[:-1]:
         assert torch.equal(run.w, found[-1].w) and run.history == found[-1].history
-
-
-@dataclass(frozen=True)
-class Counting(Federation):
-    "Says how many clients it is asked for."
-
-    asked: tuple = ()
-
-    def visit(self, cohort):
-        self.asked[0].append(len(cohort))
-        return super().visit(cohort)
-
-
-def test_data_are_asked_for_a_block_at_a_time(monkeypatch):
-    monkeypatch.setattr(round_module, "BLOCK", 4)
-    whole, asked = odd_people(), []
-    counting = Counting(whole.data, whole.parts, whole.rule, (asked,))
-    work = crowded(SENT["gaussian"], "loop", rounds=1)
-    simulate(Task(work.model, counting, work.mechanism, work.config, 3), progress=False)
-    assert max(asked) == 4 and sum(asked[1:]) == 11, "the first is the trial"
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -6,22 +6,15 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from laws import ALARM
 from scipy.special import erf, ndtri
-from scipy.stats import binom, chisquare, kstest
+from scipy.stats import binom, chisquare
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.core.vectors import clip_l2
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import linear_model
 
-ONE_BIT = {
-    "imvu": dict(eps=1.0, beta=2.0),
-    "signsgd": dict(sigma=1.0),
-    "mvu": dict(eps=1.5, beta=3.0),
-}
 TILTS = {
     "logistic": np.tanh,
     "normal": lambda u: erf(u / math.sqrt(2)),
@@ -48,23 +41,6 @@ def law(t):
     for m in t:
         p = np.convolve(p, [(1 - m) / 2, (1 + m) / 2])
     return p
-
-
-# ---- gradients
-
-
-def test_rank_one_gradients_are_autograds():
-    f, y, w = batch(9, 5)
-    weights = torch.tensor(w, requires_grad=True)
-    rows = []
-    for x, label in zip(torch.tensor(f), torch.tensor(y)):
-        loss = torch.nn.functional.cross_entropy(x @ weights.T, label)
-        rows.append(torch.autograd.grad(loss, weights)[0].flatten())
-    theirs, e = torch.stack(rows), linear_model.errors(w, f, y)
-    np.testing.assert_allclose(cells(e, f), theirs.numpy(), atol=1e-6)
-    clipped = cells(linear_model.clip_rank_one(e, f, 0.7), f)
-    np.testing.assert_allclose(clipped, clip_l2(theirs, 0.7).numpy(), atol=1e-6)
-    np.testing.assert_allclose(e.sum(1), 0, atol=1e-6)
 
 
 # ---- sums of signs
@@ -141,35 +117,6 @@ def test_one_seed_shares_noise_between_mechanisms_and_noise_seed_does_not():
 # ---- sums of messages
 
 
-@tabled("name", ONE_BIT)
-def test_the_short_way_has_the_law_of_the_mechanism(name):
-    """Each coordinate of a one-row batch: thinned signs against the mechanism's
-    simulate, by their means; then the variances of a larger batch.
-    """
-    mech, times = mechanism(name, clip_norm=1.0, **ONE_BIT[name]), 1200
-    f, y, w = batch(4, 3)
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 1.0)
-    rng = seed_tree(0, "short", name)
-    short, plain = (
-        np.stack([way(mech, a, f, rng).ravel() for _ in range(times)])
-        for way in (linear_model.sum_messages, linear_model.sum_dense)
-    )
-    z = (short.mean(0) - plain.mean(0)) / np.sqrt((short.var(0) + plain.var(0)) / times)
-    assert np.abs(z).max() < 6
-    np.testing.assert_allclose(short.var(0), plain.var(0), rtol=0.3)
-    steps = mech.step * np.array([0, 2, 4])
-    np.testing.assert_allclose(np.unique(np.abs(short)), steps, rtol=1e-5)
-
-
-def test_the_sum_of_gaussian_messages():
-    mech = mechanism("gaussian", clip_norm=0.5, sigma=2.0, local=True, exact=False)
-    (f, y, w), rng = batch(9, 4), seed_tree(0, "gauss")
-    a = linear_model.clip_rank_one(linear_model.errors(w, f, y), f, 0.5)
-    sums = [linear_model.sum_messages(mech, a, f, rng) for _ in range(3000)]
-    noise = np.stack(sums) - a.T @ f
-    assert kstest(noise.ravel() / (2.0 * 0.5 * 3), "norm").pvalue > ALARM
-
-
 def test_gains_are_the_closed_forms():
     for name, made, gain in (
         ("gaussian", dict(sigma=1.0, local=True), 1.0),
@@ -202,29 +149,3 @@ def test_training_learns_and_is_a_function_of_its_seed():
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     (last,) = runs[0].history
     assert last["accuracy"] > 95 and last["epoch"] == 4 and first.shape == (3, 7)
-
-
-def test_every_client_sends_once_an_epoch(monkeypatch):
-    x, y = toy(130)
-    x[:, 0] = np.arange(130)
-    seen, settings = [], linear_model.Settings(epochs=2, lr=1.0, batch=40)
-
-    def count(m, a, f, rng, noise):
-        seen.append(f[:, 0].copy())
-        return np.zeros((3, 7))
-
-    monkeypatch.setattr(linear_model, "sum_messages", count)
-    linear_model.train(x, y, x, y, QUIET, settings)
-    assert [len(s) for s in seen] == [40, 40, 40, 10] * 2
-    first, second = (np.concatenate(seen[k : k + 4]) for k in (0, 4))
-    assert sorted(first) == sorted(second) == list(range(130))
-    assert not np.array_equal(first, second)
-
-
-def test_a_frontier_is_the_best_affordable_point_and_a_line_between():
-    eps, accuracy = [3.0, 1.0, 2.0, 2.0], [80.0, 50.0, 40.0, 70.0]
-    found = linear_model.read_frontier(
-        eps, accuracy, [0.5, 1.0, math.sqrt(2), 2.0, math.sqrt(6), 3.0, 10.0]
-    )
-    assert math.isnan(found[0])
-    np.testing.assert_allclose(found[1:], [50, 60, 70, 75, 80, 80])

@@ -85,15 +85,6 @@ def test_the_initial_law(name):
         assert stats.kstest(part.numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
 
 
-def test_initial_weights_belong_to_their_stream(name):
-    "... and not to torch's global one."
-    first = weights(models.build(name, seed_tree(0, "model")))
-    torch.rand(3)
-    assert torch.equal(first, weights(models.build(name, seed_tree(0, "model"))))
-    other = weights(models.build(name, seed_tree(1, "model")))
-    assert (first != other).float().mean() > 0.99
-
-
 def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
     "... as PyTorch's embedding does; Kolmogorov-Smirnov, false-alarm rate 1e-6."
     symbols = models.build("lstm", seed_tree(0)).embedding.weight.detach()

@@ -127,15 +127,6 @@ def test_a_label_that_shows_only_in_training_names_its_visit(road):
         updates(1000, road)
 
 
-def test_a_yes_or_no_question_has_two_labels():
-    single, data = nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), people(None).data
-    with pytest.raises(
-        ValueError, match="no 2 holds a label 2; .* are 0 to 1: correct"
-    ):
-        labels = torch.arange(len(data.y))
-        local_sgd.check_labels(single, data.x, labels, lambda i: f"no {i}")
-
-
 def test_the_algorithm_for_single_examples_takes_an_empty_client():
     run = example_level.simulate(task("empty", sent=QUICK), progress=False)
     assert run.finished and torch.isfinite(run.w).all()
