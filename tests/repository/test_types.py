@@ -19,8 +19,8 @@ CODE = "\n".join(
     re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
 )
 ASKED = """
-reveal_type(rec.encode(update))
-reveal_type(rec.guarantee(10, 1e-5))
+reveal_type(mechanism.encode(torch.randn(61_706)))
+reveal_type(where.guarantee(mechanism))
 reveal_type(dpcomm.Deployment(n_clients=10, cohort=2, rounds=3, delta=0.1))
 reveal_type(dpcomm.audit.distinguish)
 """
@@ -134,18 +134,4 @@ def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back
     said = [f["message"] for f in found if f["severity"] == "information"]
     assert not errors, "\n".join(map(str, errors))
     assert debt <= OPEN, f"{debt} errors inside the package; they may only become fewer"
-    assert all(kind in text for kind, text in zip(TOLD, said, strict=True))
-
-
-@pytest.mark.slow
-def test_mypy_accepts_readme_and_guides_and_knows_what_comes_back(asked):
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("NOT CHECKED: mypy is not installed")
-    words = ["-m", "mypy", "--follow-imports=silent", "--ignore-missing-imports"]
-    words += ["--cache-dir", str(asked / "cache"), *map(str, asked.glob("*.py"))]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True
-    )
-    said = [line for line in done.stdout.splitlines() if "Revealed type" in line]
-    assert done.returncode == 0, done.stdout
     assert all(kind in text for kind, text in zip(TOLD, said, strict=True))
