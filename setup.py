@@ -68,6 +68,7 @@ setup(
     package_data={
         "dpcomm": [
             "py.typed",
+            "assets/*.mplstyle",
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",

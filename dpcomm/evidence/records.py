@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
 from ..core.checks import refuse, shown
 from ..core.files import atomic_write, locked
@@ -133,7 +133,7 @@ class Record:
         return self.origin.get("code") or "not recorded"
 
 # %% ../../nbs/evidence/records.ipynb #f596c20e
-ANY, COUNT, PERCENT, PART = (-1e300, 1e300), (0, 1e300), (0, 100), (0, 1)
+COUNT, PERCENT, PART = (0, 1e300), (0, 100), (0, 1)
 UNITS = {  # unit of a cell -> range
     "percent": PERCENT,
     "made-percent": PERCENT,
@@ -141,8 +141,8 @@ UNITS = {  # unit of a cell -> range
     "fraction": (-1, 1),  # or a difference of two
     "probability": PART,
     "of 1": PART,
-    "nats": ANY,
-    "bits per index": ANY,  # saved, so perhaps below 0
+    "nats": (-1e300, 1e300),
+    "bits per index": (-1e300, 1e300),  # saved, so perhaps below 0
 } | dict.fromkeys(
     "bits,bits per message,bytes,clients,eps,features,GiB,kB,norm,parameters,records,"
     "rounds,s a round,samples,squared error,x".split(","),
@@ -154,37 +154,28 @@ SCORES |= dict.fromkeys(
 )
 
 
-def _scores(record):
-    "(place, value, range) of each number with a range of its own."
-    for name, value in record.final.items():
-        points = value.items() if isinstance(value, dict) else [(name, value)]
-        for score, v in points:
-            for one in v if isinstance(v, list) else [v]:
-                yield f"final.{name}", one, SCORES.get(score.rpartition(".")[2], ANY)
-    for name, column in record.history.items():
-        for value in column:
-            yield f"history.{name}", value, SCORES.get(name, ANY)
-    for key, (value, unit) in record.cells.items():
-        bare = unit if unit in UNITS else unit.partition(" ")[2]
-        yield f"cells.{key}", value, UNITS.get(bare, ANY)
+KINDS = {n: Annotated[float, Meta(ge=a, le=b)] | None for n, (a, b) in SCORES.items()}
+Ends = defstruct("Ends", [(name, kind, None) for name, kind in KINDS.items()])
+Curves = defstruct("Curves", [(name, list[kind], []) for name, kind in KINDS.items()])
 
 
 def fault(record: Record) -> str:  # '' if nothing
-    "What a type cannot say: that a name exists, and a number lies in its range."
+    "What a type cannot say: that a name exists, and a cell lies in its unit's range."
     known, units = (), UNITS.keys()
     if record.paper != paper_tables.ACROSS:
         cells = paper_tables.cells(record.paper)
         known, units = {c.key for c in cells}, units | {c.unit for c in cells}
-    for key, (_, unit) in record.cells.items():
+    for key, (value, unit) in record.cells.items():
+        bare = unit if unit in UNITS else unit.partition(" ")[2]
         if key not in known and not key.startswith("ours."):
             return str(refuse("cells: key", key, known))
-        if unit not in units and unit.partition(" ")[2] not in units:
+        if unit not in units and bare not in units:
             return str(refuse(f"cells.{key}: unit", unit, units))
+        low, high = UNITS.get(bare, (-1e300, 1e300))
+        if not low <= value <= high:
+            return f"cells.{key} is {shown(value)}; it must be from {low:g} to {high:g}"
     if len({len(column) for column in record.history.values()}) > 1:
         return "history has columns of several lengths; they must have one"
-    for at, value, (low, high) in _scores(record):
-        if value is not None and not low <= value <= high:
-            return f"{at} is {shown(value)}; it must be from {low:g} to {high:g}"
     return ""
 
 # %% ../../nbs/evidence/records.ipynb #06f4c6a0
@@ -215,6 +206,10 @@ def _checked(line):
         msgspec.convert(promise, Promise)
     msgspec.convert(raw["origin"], Made)
     msgspec.convert(raw["data"], Data)
+    msgspec.convert(raw["history"], Curves)
+    for end in (raw["final"], *raw["final"].values()):
+        if isinstance(end, dict):
+            msgspec.convert(end, Ends)
     record = Record(**raw)
     if wrong := fault(record):
         raise ValueError(wrong)

@@ -103,24 +103,6 @@ def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
     assert int(held) + int(left) <= len(paper_tables.cells("imvu"))
 
 
-@tabled("paper", PAPERS)
-def test_a_report_has_every_part_and_fits_two_pages(paper):
-    text = str(claims.report(paper))
-    for part in (
-        "Scope",
-        "Method",
-        "Compute",
-        "Results",
-        "What was easy",
-        "What was hard",
-    ):
-        assert f"**{part}" in text
-    assert "**Questions to the authors**" in text and "Cite as" in text
-    assert all(claim.text in text for claim in paper_tables.paper(paper).claims)
-    words = re.sub(r"\]\([^)]*\)|[|]", " ", text).split()
-    assert len(words) <= 1000 and "{" not in text
-
-
 # ---- counts
 
 

@@ -1,7 +1,5 @@
 "That every helper draws what it returns; the palette's claims are checked on its page."
 
-import io
-
 import matplotlib
 from made_up import made_up
 
@@ -9,7 +7,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from PIL import Image
 from scipy.stats import t
 
 from dpcomm.evidence import figures, records
@@ -61,54 +58,6 @@ def test_style_restores_and_is_white():
     assert dict(plt.rcParams) == before
 
 
-def test_a_notebook_stores_two_dots_a_pixel_and_says_the_size():
-    figure = plt.figure(figsize=(3, 2), dpi=50)
-    figure.text(0, 0, "x")
-    figure.text(1, 1, "y")
-    data, size = figures.sharp(figure)
-    image = Image.open(io.BytesIO(data))
-    assert image.mode == "P" and image.size[0] > 2 * 3 * 50 - 2
-    assert [2 * size["width"], 2 * size["height"]] == pytest.approx(image.size, abs=1)
-    plt.close(figure)
-
-
-def test_paper_is_hollow_and_dashed_ours_filled_with_a_band():
-    ours = figures.series("rec", [1, 2, 3], np.arange(12.0).reshape(4, 3))
-    paper = figures.series(
-        "rec", [1, 2, 3], [1.0, 2.0, 3.0], source="paper", err=0.5, n=10
-    )
-    fig, rows = figures.curve([ours, paper], "round", "test accuracy, %")
-    ax = fig.axes[0]
-    a, b = ax.lines[:2]
-    assert (a.get_linestyle(), b.get_linestyle()) == ("-", "--")
-    assert a.get_markerfacecolor() != "none" and b.get_markerfacecolor() == "none"
-    assert len(ax.collections) == 2, "one band of ours and the error bars of the paper"
-    assert [x.get_text() for x in ax.get_legend().get_texts()] == [
-        "DP-REC, ours (n = 4)",
-        "DP-REC, paper (n = 10)",
-    ]
-    assert [r["y"] for r in rows] == [*ours["mean"], 1.0, 2.0, 3.0] and rows[-1][
-        "high"
-    ] == 3.5
-
-
-def test_names_at_the_ends_keep_their_order_and_their_distance():
-    lines = [
-        figures.series("rec", [1, 10], [1.0, y], name, "formula")
-        for name, y in {"low": 1.0, "top": 9.0, "a": 5.0, "b": 5.001}.items()
-    ]
-    fig, rows = figures.curve(lines, "x", "y", log="xy", ends=True)
-    ax = fig.axes[0]
-    assert ax.get_legend() is None and len(rows) == 8
-    at = {t.get_text(): t.get_position()[1] for t in ax.texts}
-    assert at["low"] < at["a"] < at["b"] < at["top"]
-    assert at["b"] - at["a"] == pytest.approx(0.07)
-    ends = ax.transAxes.inverted().transform(ax.transData.transform([(10, 1), (10, 9)]))
-    assert [at["low"], at["top"]] == pytest.approx(list(ends[:, 1]))
-    middle = figures.end_names(ax, lines[2:])
-    assert middle.mean() == pytest.approx((at["a"] + at["b"]) / 2)
-
-
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
     "A made-up record of a curve."
     history = dict(round=rounds, accuracy=accuracy)
@@ -140,15 +89,6 @@ def test_a_learning_curve_counts_a_seed_once_the_oldest():
     for order in (found, found[::-1]):
         line = figures.learning_curve(order, "eps3.rec", "rec")
         assert list(line["mean"]) == [0.1]
-
-
-def test_a_dollar_of_a_name_is_drawn_and_starts_no_formula():
-    line = figures.series("rec", [1, 2], [3.0, 4.0], "key $\\frac{$ and $5", "formula")
-    for ends in (False, True):
-        figure, rows = figures.curve([line], "x, $", "y, $\\{$", "$\\bad{$", ends=ends)
-        figure.canvas.draw()
-        assert rows[0]["label"] == "key $\\frac{$ and $5"
-    figures.bars([line], "x", "y", "$\\frac{$")[0].canvas.draw()
 
 
 # ---- tables
@@ -198,11 +138,3 @@ def test_a_table_as_text_markdown_and_html():
     assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in page
     assert page.endswith("<ol><li>why</li><li>a &lt; b</li></ol>")
     assert figures.as_dict(TABLE)["rows"] == [["x|<y>", "go"], ["long cell", ""]]
-
-
-def test_the_rows_of_a_figure_are_a_link_to_csv():
-    rows = figures.curve([figures.series("rec", [1, 2], [3.0, 1 / 3])], "x", "y")[1]
-    made = figures.as_csv(rows)
-    assert str(made) == "figure.csv: 2 rows" and made._repr_markdown_() is None
-    assert 'download="figure.csv"' in made.html and "0.333333" in made.html
-    assert figures.csv_text(("a", "b"), [("1,2", 3)]) == 'a,b\n"1,2",3\n'

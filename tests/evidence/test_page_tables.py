@@ -21,17 +21,6 @@ def judged() -> verdicts.Evidence:
     return verdicts.evidence("dprec")
 
 
-def test_scores_are_the_records_last():
-    found = page_tables.scores(full())
-    mine = {r.seed: r.final["accuracy"] for r in full() if r.key == "lenet5.eps3.rec"}
-    assert found["lenet5.eps3.rec"] == verdicts.cell_summary(list(mine.values()))
-    assert "partition" not in found
-    losses = page_tables.scores(full(), "loss")
-    assert 0 < losses["lenet5.eps3.rec"].mean < 3 and not page_tables.scores(
-        full(), "none"
-    )
-
-
 def test_a_gap_is_taken_seed_by_seed():
     a, b = (
         {r.seed: r.final["accuracy"] for r in full() if r.key == f"lenet5.eps3.{kind}"}
@@ -135,21 +124,6 @@ def test_a_long_table_folds_what_agrees():
     assert len(read.rows) == 3 and not agree.rows
 
 
-def test_epsilon_as_run_names_both_neighbours():
-    said = str(page_tables.epsilon_as_run(full(), "DP-FedAvg"))
-    record = next(r for r in full() if r.as_run)
-    for g in record.as_run.values():
-        assert f"{g['eps']:.2g} (one client" in said
-    assert "of DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
-    kept = [r for r in full() if not r.as_run]
-    assert kept and str(page_tables.epsilon_as_run(kept, "DP-REC")) == ""
-    more = {name: g | {"sampling": "none"} for name, g in record.as_run.items()}
-    both = str(page_tables.epsilon_as_run([record, replace(record, as_run=more)], "X"))
-    assert (
-        both.count("The printed epsilons of X") == 2 == both.count(f"{g['eps']:.2g} (")
-    )
-
-
 def test_the_papers_points_have_95_percent_intervals():
     keys = ["mnist.eps3.rec.acc", "mnist.eps6.rec.acc"]
     line = page_tables.paper_line("dprec", "rec", (3, 6), keys)
@@ -162,11 +136,8 @@ def test_the_papers_points_have_95_percent_intervals():
 
 
 def test_a_curve_over_traffic_ends_at_what_was_sent():
-    line = page_tables.over_traffic(
-        full(), "lenet5.eps3.fedavg", "gaussian", "DP-FedAvg"
-    )
-    over_rounds = figures.learning_curve(full(), "lenet5.eps3.fedavg", "gaussian")
-    assert np.array_equal(line["mean"], over_rounds["mean"])
+    who = full(), "lenet5.eps3.fedavg", "gaussian"
+    line = figures.learning_curve(*who, x="traffic")
+    assert np.array_equal(line["mean"], figures.learning_curve(*who)["mean"])
     sent = judged().ours["ours.full.lenet5.mnist.fedavg.comm"].summary.mean
     assert line["x"][-1] == pytest.approx(sent) and (np.diff(line["x"]) > 0).all()
-    assert page_tables.over_traffic(full(), "nothing", "rec") is None

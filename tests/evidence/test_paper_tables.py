@@ -3,7 +3,6 @@ and the checks that guard the files.
 """
 
 import csv
-import re
 from datetime import date
 from pathlib import Path
 
@@ -138,24 +137,6 @@ def test_a_setting_takes_its_task_first_and_the_version_asked_for():
         paper_tables.hyper("dprec", "rounds")
 
 
-@tabled(
-    "call, near",
-    [
-        (lambda: paper_tables.paper("dp-rec"), "dprec"),
-        (
-            lambda: paper_tables.cell("dprec", "mnist.eps3.rec.acx"),
-            "mnist.eps3.rec.acc",
-        ),
-        (lambda: paper_tables.cells("dprec", "tabel1"), "table1"),
-        (lambda: paper_tables.hyper("dprec", "batchsize", "mnist"), "batch_size"),
-        (lambda: paper_tables.hyper("dprec", "rounds", "mnits"), "mnist"),
-    ],
-)
-def test_unknown_names_get_the_nearest(call, near):
-    with pytest.raises(ValueError, match=f"did you mean '{re.escape(near)}'"):
-        call()
-
-
 FED = "mnist.eps3.fedavg.acc"
 GOOD = (paper_tables.assets("papers") / "dprec.toml").read_text(encoding="utf-8")
 CLAIM = '[[claim]]\ntext = "A"\nwhere = "B"\n'
@@ -199,7 +180,7 @@ def with_grid(rows) -> str:
                 ("venue = ", "venu = "),
                 (
                     "[[cell]]",
-                    '[[cause]]\nkey = "mnist.eps3.rek"\ntext = "x"\n\n[[cell]]',
+                    '[[cause]]\nkeys = ["mnist.eps3.rek"]\ntext = "x"\n\n[[cell]]',
                 ),
                 ('table = "table1"', 'table = "table99"'),
                 ("[[cell]]", f'{CLAIM}cells = ["nothing.*"]\n[[cell]]'),

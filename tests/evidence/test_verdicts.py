@@ -337,22 +337,6 @@ def test_the_papers_own_spread_hinders_disagreement_alone(gap, words):
     assert [verdicts.verdict(c, s) for c in (sure, cell)] == words
 
 
-@tabled("paper", PAPERS)
-def test_every_stochastic_number_can_be_met_missed_and_left_open(paper):
-    for c in (c for c in paper_tables.cells(paper) if c.kind == "stochastic"):
-        unit, sure = c.unit, Summary(float(c.value), 0.0, 9, c.unit, 8)
-        assert verdicts.verdict(c, sure) == "match"
-        vague = summary(float(c.value), 1.001 * c.tol + 1e-9, unit)
-        assert verdicts.verdict(c, vague) == "agrees", c.key
-        far = 2.001 * c.tol + abs((c.own or c.value) - c.value) + 1e-6
-        far += verdicts.half_width(c, sure)
-        for sign in (1, -1):
-            found = verdicts.verdict(c, Summary(c.value + sign * far, 0.0, 9, unit, 8))
-            better = (sign > 0) == (c.better != "lower")
-            word = "above" if better else "below"
-            assert found == ("differs" if c.better == "neither" else word), c.key
-
-
 BOUND = replace(ORDER, above=None, below=None)
 
 
@@ -551,7 +535,7 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(
 ):
     blocks = [(ACC.key, "the model"), (SIX, "the split"), (FED, "the model")]
     blocks.append((SMALL, "idle"))
-    causes = tuple(paper_tables.Cause(*pair) for pair in blocks)
+    causes = tuple(paper_tables.Reason(why, keys=(key,)) for key, why in blocks)
     given = replace(paper_tables.paper("dprec"), causes=causes)
     monkeypatch.setattr(paper_tables, "paper", lambda id: given)
     put(tmp_path, *seeded(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
@@ -566,9 +550,6 @@ def test_causes_become_numbered_notes_and_equal_ones_share_a_number(
     assert f"[{n['the split']}] the split" in str(t)
     assert f"{n['the split']}. the split" in figures.as_markdown(t)
     assert "<li>the split</li>" in t._repr_html_()
-
-
-# ---- runs beside each other
 
 
 # ---- epsilon as run
