@@ -24,7 +24,7 @@ from pathlib import Path
 
 import dpcomm
 from dpcomm.core.checks import NotInstalled, shown
-from dpcomm.experiments.run import runner
+from dpcomm.experiments.run import runs
 
 # %% ../nbs/reference/cli.ipynb #3f750161
 def literal(text: str):
@@ -40,12 +40,8 @@ def number(low: float, high: float, whole: bool = False):
 
     def read(text):
         value = literal(text)
-        if (
-            type(value) not in (int, float)
-            or not low <= value <= high
-            or whole
-            and value % 1
-        ):
+        fits = type(value) in (int, float) and low <= value <= high
+        if not fits or whole and value % 1:
             kind = "a whole number" if whole else "a number"
             raise argparse.ArgumentTypeError(
                 f"{shown(text)} is not {kind} from {low:g} to {high:g}"
@@ -56,13 +52,9 @@ def number(low: float, high: float, whole: bool = False):
 
 
 def seed_list(text: str) -> list:
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = [-1]
-    if not 0 <= min(seeds) <= max(seeds) <= runner.LAST_SEED or len(set(seeds)) < len(
-        seeds
-    ):
+    words = text.split(",")
+    seeds = [int(word) for word in words if word.isdecimal()]
+    if len({*seeds}) < len(words) or max(seeds) > runs.LAST_SEED:
         raise argparse.ArgumentTypeError(
             f"{shown(text)} is not a list of distinct whole numbers from 0 to 2**63 - 1;"
             " write for example 0,1,2"
@@ -77,13 +69,6 @@ def assignment(text: str) -> tuple:
     return name, literal(value)
 
 # %% ../nbs/reference/cli.ipynb #c1185a01
-HUES = {
-    "green": "match, order holds, agrees",
-    "yellow": "near, tie, open",
-    "red": "below, order fails, differs",
-    "cyan": "above",
-    "magenta": "unexplained, paper's slip",
-}
 PIPE = 10_000  # columns, so that nothing is wrapped
 
 
@@ -102,37 +87,32 @@ def with_notes(table, column: int, longest: int = 40):
 
 def show(table, console=None) -> None:
     "Print a table as wide as the terminal, without columns that are empty."
-    from rich import console as rich_console
-    from rich import table as rich_table
+    from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from dpcomm.evidence.figures import link_text
-    from dpcomm.evidence.verdicts import VERDICTS
+    from dpcomm.evidence.verdicts import LOOKS_OF, VERDICTS
 
-    if console is None:
-        console = rich_console.Console(highlight=False)
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = PIPE
-    signs = {VERDICTS[v]: hue for hue, vs in HUES.items() for v in vs.split(", ")}
+    console = console or Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE
+    signs = {sign: hue.strip("-") for sign, _, hue in LOOKS_OF.values()}
 
     def coloured(cell):
         sign, _, rest = (text := link_text(cell)).partition(" ")
-        unknown = sign in VERDICTS.values() and not sign.encode(
-            console.encoding, "ignore"
-        )
-        return Text(rest if unknown else text, style=signs.get(sign, ""))
+        lost = not sign.encode(console.encoding, "ignore")
+        plain = rest if lost and sign in VERDICTS.values() else text
+        return Text(plain, style=signs.get(sign, ""))
 
     columns = range(len(table.header))
     used = [i for i in columns if any(row[i] for row in table.rows)] or columns
-    grid = rich_table.Table(
-        title=table.title or None, title_justify="left", box=None, pad_edge=False
-    )
+    grid = Table(title=table.title, title_justify="left", box=None, pad_edge=False)
     names = max((len(link_text(row[used[0]])) for row in table.rows), default=0)
     whole = 2 * names <= console.width  # a name is not broken where there is room
     for i in used:
-        grid.add_column(
-            table.header[i], overflow="fold", no_wrap=whole and i == used[0]
-        )
+        wrap = dict(overflow="fold", no_wrap=whole and i == used[0])
+        grid.add_column(table.header[i], **wrap)
     for row in table.rows:
         grid.add_row(*(coloured(row[i]) for i in used))
     console.print(grid)
@@ -155,110 +135,145 @@ def print_tables(args, *tables, **beside):
             show(with_notes(table, 2) if args.verb == "table" else table)
 
 # %% ../nbs/reference/cli.ipynb #a8e420df
+def _o(name, metavar, text, **how):
+    "An option or argument; a flag has no metavar."
+    kind = dict(metavar=metavar) if metavar else dict(action="store_true")
+    return name, kind | dict(help=text) | how
+
+
+FORMAT = (
+    _o("--json", "", "tables as one JSON object"),
+    _o("--csv", "", "tables as CSV"),
+)
+SCALE = "smoke (seconds, bundled data), quick (minutes), full (the paper's settings)"
+SEEDS = _o("--seeds", "0,1,2", "seeds in place of the planned", type=seed_list)
+OUT = _o("--out", "DIR", "folder of records, ./runs by default")
+WHERE = "auto, cpu, cuda or cuda:1"
+COUNT, SHARE = dict(type=number(1, 1e15, True)), dict(type=number(0, 1))
+NEEDED, EPS = COUNT | dict(required=True), dict(type=float, required=True)
+PAIRS = dict(action="append", default=[], type=assignment)
+ROUND = "stop at the end of a round once this long has passed"
+
+VERBS = {}  # name -> function, what it does, its options
+
+
+def verb(name: str, *options):
+    "Enter a function, whose docstring is what `--help` says of it."
+
+    def enter(function):
+        VERBS[name] = function, function.__doc__, *options
+        return function
+
+    return enter
+
+
+@verb("list", *FORMAT)
 def list_all(args):
-    from dpcomm.experiments.run import costs
+    "List every experiment, its records and their cost."
+    from dpcomm.experiments.run import sweep
 
-    print_tables(args, costs.overview())
+    print_tables(args, sweep.overview())
 
 
+@verb(
+    "run",
+    _o("names", "NAME", "of `dpcomm list`, or a notebook's file", nargs="+"),
+    _o("--scale", "S", SCALE, default="smoke"),
+    *(SEEDS, OUT),
+    _o("--resume", "", "go on from records and checkpoints"),
+    _o("--max-seconds", "S", ROUND, type=number(0, 1e9)),
+    _o("--device", "D", WHERE),
+    _o("-p", "NAME=VALUE", "parameter of the page", **PAIRS),
+    *FORMAT,
+)
 def run_all(args) -> int:
-    "Run experiments one after another, and execute their pages."
-    asked = [
-        _asked(name, args) for name in args.names
-    ]  # refused before the first starts
-    if not all(change for *_, change in asked):
-        runner.page_tools()
-    folder = runner.ready(runner.output_folder(args.out))
+    "Run experiments, and execute their pages through papermill."
+    asked = [_asked(name, args) for name in args.names]  # refused before the first
+    runs.page_tools()
+    folder = runs.ready(runs.output_folder(args.out))
     print(f"records and pages go to {folder}", file=sys.stderr, flush=True)
     end = None if args.max_seconds is None else time.monotonic() + args.max_seconds
-    unfinished = []
-    for name, path, values, change in asked:
+    unfinished = 0
+    for name, path, values in asked:
         seconds = None if end is None else end - time.monotonic()
+        values |= dict(out=str(folder), max_seconds=seconds)
         try:
             if seconds is not None and seconds <= 0:
-                raise runner.Unfinished("no time was left")
-            run_one(
-                args, name, path, folder, values | dict(max_seconds=seconds), change
-            )
-        except runner.Unfinished as error:
+                raise runs.Unfinished("no time was left")
+            run_one(args, name, path, folder, values)
+        except runs.Unfinished as error:
             print(f"{name}: {error}; go on with --resume", file=sys.stderr)
-            unfinished.append(name)
+            unfinished += 1
     return 3 if unfinished else 0
 
 
 def _asked(name, args):
-    "Notebook, parameters and change of a run; ValueError for what it does not take."
-    path, scale = (
-        runner.notebook(name),
-        runner.check_name("scale", args.scale, runner.SCALES),
-    )
-    known, given = runner.defaults(path), dict(args.p)
-    if taken := [key for key in given if key in runner.SHARED or key == "device"]:
+    "Name, notebook and parameters of a run; ValueError for what it does not take."
+    path, scale = runs.notebook(name), runs.check_name("scale", args.scale, runs.SCALES)
+    given, values = dict(args.p), dict(scale=scale, resume=args.resume)
+    if taken := [key for key in given if key in runs.SHARED or key == "device"]:
         raise ValueError(f"-p {taken[0]}: say --{taken[0].replace('_', '-')} instead")
-    change = {}
-    values = dict(scale=scale, resume=args.resume)
-    values |= {} if args.seeds is None else {"seeds": args.seeds}
-    values |= {} if args.device is None else {"device": args.device}
-    if not runner.is_own(name):
-        from dpcomm.experiments.run import runs
-
-        change = {key: given.pop(key) for key in [*given] if key not in known}
-        runs.read_change(change) if change else None
+    asked = dict(seeds=args.seeds, device=args.device)
+    values |= given | {key: value for key, value in asked.items() if value is not None}
+    runs.check_parameters(runs.defaults(path), values)
+    if not name.endswith(".ipynb"):
         experiment = runs.find(name)
-        values["device"] = runner.device(args.device or "auto", gpu=experiment.gpu)
+        values["device"] = runs.device(args.device or "auto", gpu=experiment.gpu)
         runs.select(experiment, scale, args.seeds, str(given.get("only", "all")))
-    return name, path, runner.check_parameters(known, values | given), change
+    return name, path, values
 
 
-def run_one(args, name, path, folder, values, change):
+def run_one(args, name, path, folder, values):
     "Run an experiment, and print and keep what came out."
     from dpcomm.evidence import records, verdicts
-    from dpcomm.experiments.run import runs
+    from dpcomm.privacy.guarantee import recorded
 
-    start, scale, values = (
-        time.monotonic(),
-        values["scale"],
-        values | dict(out=str(folder)),
-    )
-    stem = (path.stem if runner.is_own(name) else name).replace("-", "_")
-    target = folder / f"{stem}.{scale}.ipynb"
-    if not runner.is_own(name):
-        seeds = values.get("seeds", [0])
-        made = runs.run_grid(name, **values | dict(seeds=seeds), change=change)
+    start, scale = time.monotonic(), values["scale"]
+    own = name.endswith(".ipynb")
+    stem = (path.stem if own else name).replace("-", "_")
+    if not own:
+        runs.run_grid(name, **dict(seeds=[0]) | values)
         values |= dict(resume=True, max_seconds=None)
-    if change:
-        return print_tables(args, runs.change_table(name, made, change, folder))
-    home = path.parent if runner.is_own(name) else None
-    html = runner.run_page(path, target, values, home)
-    file = runner.result_file(stem, scale, folder)
+    target, home = folder / f"{stem}.{scale}.ipynb", path.parent if own else None
+    html = runs.run_page(path, target, values, home)
+    file = next(folder.glob(f"*/{stem}.{scale}.jsonl"), None)
     if file is None:
-        raise runner.CellError(
+        raise runs.CellError(
             f"{path.name} finished without writing {stem}.{scale}.jsonl: it must call"
             f" runs.run_grid for an experiment named {shown(stem)}"
         )
-    found = records.read(file)
-    table, said = (
-        verdicts.runs_table(found, f"{name}, scale {scale}"),
-        _guarantee(found),
-    )
+    made = records.read(file)
+    promises = [r.guarantee for r in made if r.guarantee]
+    said = str(recorded(promises[0])) if promises else "no privacy is claimed"
+    table = verdicts.runs_table(made, f"{name}, scale {scale}")
     print_tables(args, table, name=stem.replace("_", "-"), guarantee=said)
     if not (args.json or args.csv):
         seconds = f"{time.monotonic() - start:.0f} s"
         print(f"{said}\n{seconds}; records {file}\npage {target}\nreport {html}")
 
 
-def _guarantee(found):
-    from dpcomm.privacy.guarantee import recorded
-
-    promises = [r.guarantee for r in found if r.guarantee]
-    return str(recorded(promises[0])) if promises else "no privacy is claimed"
-
-
+@verb(
+    "sweep",
+    _o("names", "NAME", "experiment; default: all", nargs="*"),
+    _o("--scale", "S", SCALE, default="full"),
+    *(SEEDS, OUT),
+    _o("--only", "KEY", "runs whose key begins with it", default="all"),
+    _o("--processes", "N", "at a time", type=number(1, 4096, True), default=1),
+    _o("--device", "D", WHERE, default="auto"),
+    _o("--dask", "ADDRESS", "of a scheduler, as tls://host:8786", default=""),
+    _o("--slurm", "", "run as Slurm jobs, through dask-jobqueue"),
+    _o("--slurm-option", "NAME=VALUE", "of sbatch, as account=mine", **PAIRS),
+    _o("--max-hours", "H", ROUND, type=number(0, 1e6)),
+    _o("--plan", "", "list what is missing, and end"),
+    _o("--decide", "", "run only seeds that can change a verdict"),
+    _o("--print", "", "print one shell command a run, and end"),
+    *FORMAT,
+)
 def sweep_all(args) -> int:
-    "Run everything missing that was asked for."
+    "Run everything that is missing, without pages, Jupyter or, with one process, Dask."
     from dpcomm.experiments.run import sweep
 
-    runner.check_name("scale", args.scale, runner.SCALES)
+    runs.check_name("scale", args.scale, runs.SCALES)
     if args.decide and (args.seeds or args.scale != "full"):
         raise ValueError(
             "--decide chooses the seeds of full-scale runs, which alone receive verdicts:"
@@ -266,12 +281,9 @@ def sweep_all(args) -> int:
         )
     if args.dask and args.slurm:
         raise ValueError("--slurm: not allowed with --dask: leave one of them out")
-    folder, names = (
-        runner.output_folder(args.out),
-        args.names or [*runner.experiments()],
-    )
     if not args.names and args.only != "all":
         raise ValueError("--only: name the experiment whose runs it means")
+    folder, names = runs.output_folder(args.out), args.names or runs.experiments()
     jobs = sweep.plan(names, args.scale, args.seeds, args.only, folder, args.decide)
     if args.print:
         print("\n".join(sweep.shell_line(job, args.out, args.device) for job in jobs))
@@ -279,10 +291,9 @@ def sweep_all(args) -> int:
     print_tables(args, sweep.plan_table(jobs))
     if args.plan or not jobs:
         return 0
-    runner.ready(folder)
+    print(f"records go to {runs.ready(folder)}", file=sys.stderr)
     how = dict(device=args.device, say=lambda line: print(line, file=sys.stderr))
     how["end"] = None if args.max_hours is None else time.time() + 3600 * args.max_hours
-    print(f"records go to {folder}", file=sys.stderr)
     if args.processes == 1 and not args.dask and not args.slurm:
         done = sweep.run_here(jobs, folder, **how)
     else:
@@ -292,17 +303,21 @@ def sweep_all(args) -> int:
     for job, why in done.failed.items():
         print(f"\n{job.name} failed: {why.strip()}", file=sys.stderr)
     if done.late:
-        print(
-            f"{len(done.late)} runs are left; the same command goes on", file=sys.stderr
-        )
+        left = f"{len(done.late)} runs are left; the same command goes on"
+        print(left, file=sys.stderr)
     return 1 if done.failed else 3 if done.late else 0
 
 # %% ../nbs/reference/cli.ipynb #a14b1753
+@verb(
+    "merge",
+    _o("out", "DIR", "folder of records, for example runs/"),
+    _o("--yes", "", "also where published numbers change"),
+)
 def merge(args) -> None:
-    "Add records of scale quick and full to those of this checkout."
-    from dpcomm.evidence import paper_tables, records
+    "Add records to this checkout."
+    from dpcomm.evidence import paper_tables, records, verdicts
 
-    if runner.checkout() is None:
+    if runs.checkout() is None:
         raise ValueError(
             "records are kept in a checkout, and this dpcomm was not installed from"
             " one: clone the repository and run `pip install -e .` in it"
@@ -310,27 +325,30 @@ def merge(args) -> None:
     root = paper_tables.assets("results")
     paths = sorted(Path(args.out).glob("*/*.jsonl"))
     files = [records.read(path) for path in paths if ".smoke." not in path.name]
-    files = [found for found in files if found]
-    if not files:
+    if not any(files):
         raise ValueError(
             f"{args.out} has no records of scale quick or full: run a sweep first"
         )
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(root, Path(folder) / "results"))
-        new = [record for found in files for record in _added(copy, found)]
-        _ask(_changed(root, copy, {r.paper for r in new}), args.yes)
-    for found in files:
-        records.append(root, *found)
+        new = [r for each in filter(None, files) for r in _added(copy, each)]
+        changed = []
+        for paper in sorted({r.paper for r in new} - {paper_tables.ACROSS}):
+            evidence = (verdicts.evidence(paper, place) for place in (root, copy))
+            changed += verdicts.changes(paper, *evidence)
+    _ask(changed, args.yes)
+    for each in filter(None, files):
+        records.append(root, *each)
     print(f"{len(new)} new records")
 
 
-def _added(copy, found):
+def _added(copy, added):
     "Add records of one file; those that were new. Who repeats another is named."
     from dpcomm.evidence import records
 
-    path = records.path_of(copy, found[0])
+    path = records.path_of(copy, added[0])
     before = records.read(path) if path.exists() else ()
-    after = records.read(records.append(copy, *found))
+    after = records.read(records.append(copy, *added))
     for stands, other, why in records.repeats(after):
         if why and other not in before:
             code = "" if stands.code != "not recorded" else "; its code is not recorded"
@@ -338,23 +356,11 @@ def _added(copy, found):
     return [record for record in after if record not in before]
 
 
-def _changed(root, copy, touched):
-    "Published numbers that are others in the copy, of the papers that were touched."
-    from dpcomm.evidence import paper_tables, verdicts
-
-    changes = []
-    for paper in sorted(touched - {paper_tables.ACROSS}):
-        evidence = (verdicts.evidence(paper, place) for place in (root, copy))
-        changes += verdicts.changes(paper, *evidence)
-    return changes
-
-
 def _ask(changed, yes):
     "Name numbers that would change, and go on only with somebody's consent."
-    if not changed:
-        return
-    print("\n".join(["published numbers that change:", *changed]))
-    if yes:
+    if changed:
+        print("\n".join(["published numbers that change:", *changed]))
+    if yes or not changed:
         return
     if not (sys.stdin and sys.stdin.isatty()):
         raise ValueError(
@@ -365,7 +371,15 @@ def _ask(changed, yes):
         raise ValueError("nothing was added")
 
 
+@verb(
+    "table",
+    _o("paper", "PAPER", "for example dprec"),
+    _o("table", "TABLE", "for example table1; default: all", nargs="?"),
+    _o("--out", "DIR", "folder of records; default: the committed ones"),
+    *FORMAT,
+)
 def table(args):
+    "Compare the paper's numbers with ours."
     from dpcomm.evidence import paper_tables, verdicts
 
     if args.out and not Path(args.out).is_dir():
@@ -376,22 +390,30 @@ def table(args):
     if own.is_file():
         paper_tables.add(own)
     names = [args.table] if args.table else paper_tables.tables(args.paper)
-    found, bare = verdicts.evidence(args.paper, args.out), []
+    evidence, bare = verdicts.evidence(args.paper, args.out), []
     for name in names:
-        full = verdicts.verdict_table(args.paper, name, found=found)
+        full = verdicts.verdict_table(args.paper, name, found=evidence)
         rows = tuple(row[:5] for row in full.rows)  # a link is of no use here
-        bare.append(verdicts.Table(full.header[:5], rows, full.title, full.notes))
+        bare.append(replace(full, header=full.header[:5], rows=rows))
     print_tables(args, *bare)
 
 
+@verb("report", _o("paper", "PAPER", "for example dprec"))
 def report(args):
+    "Print a paper's reproduction report as Markdown."
     from dpcomm.evidence import claims, paper_tables
 
-    runner.check_name("paper", args.paper, paper_tables.papers())
+    runs.check_name("paper", args.paper, paper_tables.papers())
     print(claims.report(args.paper, "nbs"))
 
 
+@verb(
+    "data",
+    _o("root", "DIR", "folder for the files", nargs="?"),
+    _o("names", "NAME", "data set", nargs="*"),
+)
 def data(args):
+    "List data sets, or download some."
     from dpcomm.datasets import catalogue
     from dpcomm.evidence import verdicts
 
@@ -402,7 +424,7 @@ def data(args):
     from dpcomm.datasets import images
 
     for name in args.names:
-        runner.check_name("data set", name, images.names())
+        runs.check_name("data set", name, images.names())
     for name in args.names or images.names():
         print(images.fetch(name, args.root), flush=True)
 
@@ -410,8 +432,17 @@ def data(args):
 ROW = " {:<10} {:<12} {:>7} {:>7} {:>9} {:>7} {:>8} {}"
 
 
+@verb(
+    "audit",
+    _o("names", "MECHANISM", "its name, or my.module:Class", nargs="+"),
+    _o("--trials", "N", "each way", type=number(100, 1e9, True), default=20_000),
+    _o("--delta", "D", "of claim and audit", type=float, default=1e-2),
+    _o("--alarm", "A", "chance of a false alarm", type=float, default=1e-6),
+    _o("--seed", "S", "of all trials", type=number(0, 2**63 - 1, True), default=0),
+    *FORMAT,
+)
 def audit_all(args) -> int:
-    "Audit mechanisms and print claims beside audits."
+    "Audit the guarantees of mechanisms."
     from tqdm import tqdm
 
     from dpcomm.evidence.figures import Table
@@ -420,34 +451,29 @@ def audit_all(args) -> int:
     from dpcomm.privacy.audit_cases import HEADER, LEGEND, cases, row
 
     sys.path.insert(0, "")  # my.module:Class stands where the command was typed
-    names = [
-        contract.import_mechanism(name)
-        if ":" in name
-        else runner.check_name("mechanism", name, contract.registered())
-        for name in args.names
-    ]
     audit.ceiling(args.trials, args.delta, args.alarm)
-    for_people, rows = not (args.json or args.csv), []
-    legend = LEGEND.format(delta=args.delta, alarm=args.alarm)
-    if for_people:
-        print(legend, ROW.format(*HEADER), sep="\n")
-    start, last, bad = time.perf_counter(), None, 0
-    played = []
-    for name in names:  # each with the audit of its messages
+    start, last, rows, bad, played = time.perf_counter(), None, [], 0, []
+    for name in args.names:  # each with the audit of its messages
+        if ":" in name:
+            name = contract.import_mechanism(name)
+        runs.check_name("mechanism", name, contract.registered())
         settings = contract.mechanism_class(name).audit_cases
-        made = [(contract.mechanism(name, **own), *rest) for own, *rest in settings]
-        played += cases(made)
-    for case in tqdm(played, "audit", disable=None, leave=False):
-        claimed, found, judged = case.run(
-            args.trials, args.delta, args.alarm, args.seed
+        played += cases(
+            [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
         )
+    for_people = not (args.json or args.csv)
+    tell = tqdm.write if for_people else str
+    legend = LEGEND.format(delta=args.delta, alarm=args.alarm)
+    tell(f"{legend}\n{ROW.format(*HEADER)}")
+    for case in tqdm(played, "audit", disable=None, leave=False):
+        how = args.trials, args.delta, args.alarm, args.seed
+        claimed, audited, judged = case.run(*how)
         setting = f"{case.setting}; accountant {claimed.accountant}"
-        wrong = judged.refuted or audit.refutes(found, claimed)
-        line = row(case, claimed, found, judged, wrong)
-        if for_people and case.mechanism != last:
-            tqdm.write("\n".join(textwrap.wrap(setting, 80, subsequent_indent="    ")))
-        if for_people:
-            tqdm.write(ROW.format(*line))
+        wrong = judged.refuted or audit.refutes(audited, claimed)
+        line = row(case, claimed, audited, judged, wrong)
+        if case.mechanism != last:
+            tell("\n".join(textwrap.wrap(setting, 80, subsequent_indent="    ")))
+        tell(ROW.format(*line))
         rows.append((setting, *line))
         last, bad = case.mechanism, bad + wrong
     if for_people:
@@ -459,6 +485,24 @@ def audit_all(args) -> int:
     return 4 if bad else 0
 
 
+@verb(
+    "choose",
+    _o("--d", "D", "parameters, for example 1e6", **NEEDED),
+    _o("--clients", "N", "clients in the federation", **NEEDED),
+    _o("--cohort", "N", "clients a round", **NEEDED),
+    _o("--rounds", "T", "rounds of the run", **NEEDED),
+    _o("--eps", "E", "epsilon of the whole run", **EPS),
+    _o("--delta", "D", "delta, in [0, 1)", **EPS),
+    _o("--bits", "B", "most bits a parameter; default: any", type=float),
+    _o("--trust", "T", "local, shuffler, secagg or central (default)"),
+    _o("--sampling", "S", "poisson (default), fixed, replacement or none"),
+    _o("--visits", "V", "most messages of one client", **COUNT),
+    _o("--dropouts", "F", "expected fraction of dropouts", **SHARE),
+    _o("--tolerance", "F", "noise shares that may be missing", **SHARE),
+    _o("--unit", "U", "client (default) or example"),
+    _o("--relation", "R", "zero-out, replace, add-remove or local"),
+    *FORMAT,
+)
 def choose_all(args) -> None:
     "Rank the mechanisms that fit a deployment."
     from dpcomm.evidence.verdicts import Table
@@ -475,11 +519,17 @@ def choose_all(args) -> None:
         print_tables(args, *(Table(*made) for made in choose.tables(choice)))
 
 
+@verb(
+    "flower",
+    _o("what", "new", "lay out an app to copy"),
+    _o("folder", "DIR", "its name is the package's name too"),
+    _o("--sums", "", "with secure aggregation"),
+)
 def flower(args) -> None:
-    "Lay out an app for Flower."
+    "Create an app for Flower."
     from dpcomm.interop import floor
 
-    runner.check_name("flower command", args.what, ("new",))
+    runs.check_name("flower command", args.what, ("new",))
     name = Path(args.folder).absolute().name
     taken = keyword.iskeyword(name) or name in sys.stdlib_module_names
     if taken or name.isidentifier() and importlib.util.find_spec(name):
@@ -492,128 +542,6 @@ def flower(args) -> None:
     print(f"{made / 'floor.toml'} limits what a node takes part in")
     print(textwrap.fill(floor.TRUST, 80))
 
-# %% ../nbs/reference/cli.ipynb #a6a10882
-def _o(name, metavar, text, **how):
-    "An option or argument; a flag has no metavar."
-    if metavar:
-        return name, dict(metavar=metavar, help=text, **how)
-    return name, dict(action="store_true", help=text, **how)
-
-
-FORMAT = (
-    _o("--json", "", "tables as one JSON object"),
-    _o("--csv", "", "tables as CSV"),
-)
-SCALE = "smoke (seconds, bundled data), quick (minutes), full (the paper's settings)"
-SEEDS = _o("--seeds", "0,1,2", "seeds in place of the planned", type=seed_list)
-OUT = _o("--out", "DIR", "folder of records, ./runs by default")
-COUNT = dict(type=number(1, 1e15, True))
-NEEDED = COUNT | dict(required=True)
-SHARE, EPS = dict(type=number(0, 1)), dict(type=float, required=True)
-PAIRS = dict(action="append", default=[], type=assignment)
-ROUND = "stop at the end of a round once this long has passed"
-NO_PAGES = (
-    "run everything that is missing, without pages; needs neither Jupyter nor, with"
-)
-NO_PAGES += " one process, Dask"
-
-VERBS = {
-    "list": (list_all, "list every experiment, its records and their cost", *FORMAT),
-    "run": (
-        run_all,
-        "run experiments, and execute their pages through papermill",
-        _o("names", "NAME", "of `dpcomm list`, or a notebook's file", nargs="+"),
-        _o("--scale", "S", SCALE, default="smoke"),
-        SEEDS,
-        OUT,
-        _o("--resume", "", "go on from records and checkpoints"),
-        _o("--max-seconds", "S", ROUND, type=number(0, 1e9)),
-        _o("--device", "D", "auto, cpu, cuda or cuda:1"),
-        _o("-p", "NAME=VALUE", "parameter of the page, or a setting to try", **PAIRS),
-        *FORMAT,
-    ),
-    "sweep": (
-        sweep_all,
-        NO_PAGES,
-        _o("names", "NAME", "experiment; default: all", nargs="*"),
-        _o("--scale", "S", SCALE, default="full"),
-        SEEDS,
-        OUT,
-        _o("--only", "KEY", "runs whose key begins with it", default="all"),
-        _o("--processes", "N", "at a time", type=number(1, 4096, True), default=1),
-        _o("--device", "D", "auto, cpu, cuda or cuda:1", default="auto"),
-        _o("--dask", "ADDRESS", "of a scheduler, as tls://host:8786", default=""),
-        _o("--slurm", "", "run as Slurm jobs, through dask-jobqueue"),
-        _o("--slurm-option", "NAME=VALUE", "of sbatch, as account=mine", **PAIRS),
-        _o("--max-hours", "H", ROUND, type=number(0, 1e6)),
-        _o("--plan", "", "list what is missing, and end"),
-        _o("--decide", "", "run only seeds that can change a verdict"),
-        _o("--print", "", "print one shell command a run, and end"),
-        *FORMAT,
-    ),
-    "merge": (
-        merge,
-        "add records to this checkout",
-        _o("out", "DIR", "folder of records, for example runs/"),
-        _o("--yes", "", "also where published numbers change"),
-    ),
-    "table": (
-        table,
-        "compare the paper's numbers with ours",
-        _o("paper", "PAPER", "for example dprec"),
-        _o("table", "TABLE", "for example table1; default: all", nargs="?"),
-        _o("--out", "DIR", "folder of records; default: the committed ones"),
-        *FORMAT,
-    ),
-    "report": (
-        report,
-        "print a paper's reproduction report as Markdown",
-        _o("paper", "PAPER", "for example dprec"),
-    ),
-    "data": (
-        data,
-        "list data sets, or download some",
-        _o("root", "DIR", "folder for the files", nargs="?"),
-        _o("names", "NAME", "data set", nargs="*"),
-    ),
-    "audit": (
-        audit_all,
-        "audit the guarantees of mechanisms",
-        _o("names", "MECHANISM", "its name, or my.module:Class", nargs="+"),
-        _o("--trials", "N", "each way", type=number(100, 1e9, True), default=20_000),
-        _o("--delta", "D", "of claim and audit", type=float, default=1e-2),
-        _o("--alarm", "A", "chance of a false alarm", type=float, default=1e-6),
-        _o("--seed", "S", "of all trials", type=number(0, 2**63 - 1, True), default=0),
-        *FORMAT,
-    ),
-    "choose": (
-        choose_all,
-        "rank the mechanisms that fit a deployment",
-        _o("--d", "D", "parameters, for example 1e6", **NEEDED),
-        _o("--clients", "N", "clients in the federation", **NEEDED),
-        _o("--cohort", "N", "clients a round", **NEEDED),
-        _o("--rounds", "T", "rounds of the run", **NEEDED),
-        _o("--eps", "E", "epsilon of the whole run", **EPS),
-        _o("--delta", "D", "delta, in [0, 1)", **EPS),
-        _o("--bits", "B", "most bits a parameter; default: any", type=float),
-        _o("--trust", "T", "local, shuffler, secagg or central (default)"),
-        _o("--sampling", "S", "poisson (default), fixed, replacement or none"),
-        _o("--visits", "V", "most messages of one client", **COUNT),
-        _o("--dropouts", "F", "expected fraction of dropouts", **SHARE),
-        _o("--tolerance", "F", "noise shares that may be missing", **SHARE),
-        _o("--unit", "U", "client (default) or example"),
-        _o("--relation", "R", "zero-out, replace, add-remove or local"),
-        *FORMAT,
-    ),
-    "flower": (
-        flower,
-        "create an app for Flower",
-        _o("what", "new", "lay out an app to copy"),
-        _o("folder", "DIR", "its name is the package's name too"),
-        _o("--sums", "", "with secure aggregation"),
-    ),
-}
-
 # %% ../nbs/reference/cli.ipynb #e00b74bc
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
@@ -624,31 +552,28 @@ def _parse(argv):
     "Arguments of a command; unknown verbs and options are refused with the nearest one."
     about = "Private, communication-efficient federated learning."
     parser = _Parser(prog="dpcomm", description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--version", action="version", version=f"dpcomm {dpcomm.__version__}"
-    )
+    version = f"dpcomm {dpcomm.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     verbs = parser.add_subparsers(dest="verb", metavar="|".join(VERBS), required=True)
-    for verb, (_, text, *options) in VERBS.items():
-        own = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-        for name, how in options:
-            own.add_argument(name, **how)
+    for name, (_, text, *options) in VERBS.items():
+        own = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        for option, how in options:
+            own.add_argument(option, **how)
     if argv and not argv[0].startswith("-"):
-        runner.check_name("command", argv[0], VERBS)
+        runs.check_name("command", argv[0], VERBS)
         known = verbs.choices[argv[0]]._option_string_actions
         for word in argv[1:]:
             if word.startswith("--"):
-                runner.check_name("option", word.split("=")[0], known)
+                runs.check_name("option", word.split("=")[0], known)
     return parser.parse_args(argv)
 
 
 def _kept(args, words):
     "What an interruption leaves behind, and the command that goes on."
-    folder = runner.output_folder(getattr(args, "out", None))
+    folder = runs.output_folder(getattr(args, "out", None))
     count = len(list(folder.glob("checkpoints/*/*.pt")))
     if not count:
-        return (
-            "there is no checkpoint, so repeating the command starts from the beginning"
-        )
+        return "there is no checkpoint, so the command starts from the beginning"
     resume = [] if args.verb == "sweep" or "--resume" in words else ["--resume"]
     again = shlex.join(["dpcomm", *words, *resume])
     return f"{count} checkpoints are kept in {folder}/checkpoints; `{again}` goes on"
@@ -662,21 +587,17 @@ def main(argv=None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # signs that its encoding lacks are a '?'
+            stream.reconfigure(errors="replace")  # of signs that its encoding lacks
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         args = _parse(words)
         return VERBS[args.verb][0](args) or 0
-    except runner.CellError as error:
+    except runs.CellError as error:
         print(f"dpcomm: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError, NotInstalled) as error:
-        reason = (
-            error.strerror if isinstance(error, OSError) and not error.filename else ""
-        )
-        print(f"dpcomm: {reason or error}", file=sys.stderr)
+        bare = isinstance(error, OSError) and not error.filename
+        print(f"dpcomm: {bare and error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"dpcomm: interrupted; {_kept(args, words)}", file=sys.stderr)

@@ -9,7 +9,7 @@ __all__ = []
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
@@ -134,17 +134,22 @@ def ddgauss(
     return accounted_as_poisson(mechanism, config, n_clients, d)
 
 # %% ../../nbs/dprec/accounts.ipynb #3b2da1e4
-def calibrated_sigma(eps: float, n_clients: int, cohort: int, rounds: int) -> float:
-    """DP-FedAvg's noise multiplier for a budget, by the paper's accountant, four
-    decimals, rounded up. [dprec App. C.2]
+def calibrated_sigma(
+    eps: float, n_clients: int, cohort: int, rounds: int, tight: bool = False
+) -> float:
+    """DP-FedAvg's noise multiplier for a budget, by the paper's accountant or by its
+    privacy-loss distribution, four decimals, rounded up. [dprec App. C.2; accounting]
     """
     run = delta_of(n_clients), cohort / n_clients, rounds
-    how = dict(sampling="poisson", accountant="rdp-classic", orders=INTEGER_ORDERS)
+    how, ends = dict(accountant="rdp-classic", orders=INTEGER_ORDERS), (0.3, 1e3, 1e-6)
+    if tight:
+        how, ends = dict(accountant="pld"), (1.0, 5.0, 1e-5)
+    *ends, tol = ends
 
     def at(sigma):
-        return gaussian_guarantee(sigma, *run, **how)
+        return gaussian_guarantee(sigma, *run, sampling="poisson", **how)
 
-    return math.ceil(1e4 * calibrate(at, eps, 0.3, 1e3)) / 1e4
+    return math.ceil(1e4 * calibrate(at, eps, *ends, tol=tol)) / 1e4
 
 
 def calibrated_c(
@@ -157,18 +162,6 @@ def calibrated_c(
     delta = delta_of(n_clients)
     c = calibrate_clip(eps, theorem1_epsilon, **run, delta=delta)
     return math.floor(1e4 * c) / 1e4
-
-
-def tight_sigma(eps: float, n_clients: int, cohort: int, rounds: int) -> float:
-    """DP-FedAvg's noise multiplier in 1..5 for a budget, by its privacy-loss
-    distribution, four decimals, rounded up. [accounting]
-    """
-    run = dict(delta=delta_of(n_clients), q=cohort / n_clients, rounds=rounds)
-
-    def at(sigma):
-        return gaussian_guarantee(sigma, **run, sampling="poisson", accountant="pld")
-
-    return math.ceil(1e4 * calibrate(at, eps, 1.0, 5.0, tol=1e-5)) / 1e4
 
 
 def tight_c(
@@ -224,23 +217,28 @@ def budget_spec(
     eps: int,
     kind: str,
     n_clients: int,
+    setting: float = None,
     clip: float = None,
     std: float = None,
     **more,
 ) -> Spec:
-    """DP-FedAvg or DP-REC at a budget: as stated at the paper's number of clients, solved
-    for elsewhere. [dprec App. C.2]
+    """DP-FedAvg or DP-REC at a budget, by a given noise or clip, else as stated at the
+    paper's number of clients, solved for elsewhere. [dprec App. C.2]
     """
-    is_papers = n_clients == stated("dprec", task, "n_clients")
-    run = n_clients, config.cohort, config.rounds
+    paper_setting, run = partial(stated, "dprec", task), (config.cohort, config.rounds)
+    if not setting and n_clients == paper_setting("n_clients"):
+        setting = stated_setting(task, eps, kind)
     if kind == "fedavg":
-        sigma = is_papers and stated("dprec", task, f"fedavg.sigma.eps{eps}")
-        clip = clip or stated("dprec", task, "fedavg.clip")
-        return fedavg(config, n_clients, clip, sigma or calibrated_sigma(eps, *run))
-    c = is_papers and stated("dprec", task, f"rec.c.eps{eps}")
-    std = std or stated("dprec", task, "rec.std")
-    c = c or calibrated_c(eps, *run, len(sizes))
-    return rec(config, n_clients, c, std, sizes, **more)
+        sigma = setting or calibrated_sigma(eps, n_clients, *run)
+        return fedavg(config, n_clients, clip or paper_setting("fedavg.clip"), sigma)
+    c = setting or calibrated_c(eps, n_clients, *run, len(sizes))
+    return rec(config, n_clients, c, std or paper_setting("rec.std"), sizes, **more)
+
+
+def stated_setting(task: str, eps: int, kind: str) -> float:
+    "Noise multiplier of DP-FedAvg, clip over standard deviation of DP-REC."
+    name = "fedavg.sigma" if kind == "fedavg" else "rec.c"
+    return stated("dprec", task, f"{name}.eps{eps}")
 
 # %% ../../nbs/dprec/accounts.ipynb #4dbb9376
 @cache
@@ -266,8 +264,5 @@ def mnist_spec(
     setting: float = None,
 ) -> Spec:
     "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
-    name = f"fedavg.sigma.eps{eps}" if kind == "fedavg" else f"rec.c.eps{eps}"
-    value = setting or stated("dprec", "mnist", name)
-    if kind == "fedavg":
-        return fedavg(config, n_clients, stated("dprec", "mnist", "fedavg.clip"), value)
-    return rec(config, n_clients, value, stated("dprec", "mnist", "rec.std"), groups)
+    setting = setting or stated_setting("mnist", eps, kind)
+    return budget_spec(config, groups, "mnist", eps, kind, n_clients, setting)

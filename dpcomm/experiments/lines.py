@@ -73,7 +73,7 @@ def source_of(federation) -> dict:
         partition_hash=federation.partition_hash,
         content_hash=data.content_hash,
         n_clients=len(federation.parts),
-        n_train=len(data.y),
+        n_train=len(data.y) and int(federation.sizes.sum()),
         n_test=len(data.y_test),
     )
 
@@ -166,26 +166,36 @@ def train(line: Line, seed: int, **how) -> dict | None:
     task = replace(task, loss=line.loss()) if line.loss else task
     how |= {"metrics": line.metrics()} if line.metrics else {}
     done = simulate(task, guarantee=spec.guarantee, **how)
+    scores = {cell: SCORES.get(cell.rpartition(".")[2]) for cell in line.fills}
+    cells = {cell: score for cell, score in scores.items() if score}
+    promised = spec.guarantee, spec.as_run
+    outcome = from_training(task, done, cells, *promised, **line.noted)
+    return line.after(outcome, task, done) if outcome and line.after else outcome
+
+
+def from_training(
+    task, done, cells: dict, /, guarantee=None, as_run=None, **config
+) -> dict | None:
+    """What a record holds of a federated run; None where rounds are left.
+
+    task: federated.Task.
+    done: federated.Run of it.
+    cells: key of a cell -> name of a score of the last round, or 'traffic'.
+    guarantee: rounds -> Guarantee; None: no privacy is claimed.
+    as_run: rounds -> {relation: Guarantee} where `guarantee` says less.
+    config: further settings: model, task, ...
+    """
     if not done.finished:
         return None
-    outcome = outcome_of(task, done, spec.guarantee, spec.as_run)
-    sent = done.ledger.uplink_bits + done.ledger.downlink_bits
-    values = outcome["final"] | {"traffic": sent / 2**33}
-    for cell in line.fills:
-        if score := SCORES.get(cell.rpartition(".")[2]):
-            outcome["cells"][cell] = [values[score], UNITS.get(score, "percent")]
-    outcome["config"] |= line.noted
-    return line.after(outcome, task, done) if line.after else outcome
-
-
-def outcome_of(task, done, guarantee=None, as_run=None) -> dict:
-    "What a record holds of a federated.Run of a Task that is finished."
-    rounds, d = task.config.rounds, len(done.w)
+    rounds, d, final = task.config.rounds, len(done.w), done.history[-1]
+    sent = (done.ledger.uplink_bits + done.ledger.downlink_bits) / 2**33
+    values = final | {"traffic": sent}
+    made = dict(mechanism=repr(task.mechanism), d=d) | config
     return dict(
-        config=asdict(task.config) | dict(mechanism=repr(task.mechanism), d=d),
-        final=done.history[-1],
+        config=asdict(task.config) | made,
+        final=final,
         history=done.history,
-        cells={},
+        cells={k: [values[s], UNITS.get(s, "percent")] for k, s in cells.items()},
         guarantee=guarantee and guarantee(rounds),
         as_run=as_run(rounds) if as_run else {},
         bits=task.mechanism.bits(d),

@@ -8,10 +8,15 @@ __all__ = ['settings', 'grid']
 # %% ../../nbs/experiments/mean_estimation.ipynb #5e6e23bb
 from functools import cache, partial
 
+import torch
+
 from dpcomm.core.random import derive, normal, seed_tree
 from dpcomm.evidence import figures
 from dpcomm.experiments.lines import Line
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms.choose import choose, grids
+from dpcomm.mechanisms.contract import registered
+from dpcomm.mechanisms.deployments import Deployment
 
 EPS, DELTA = 4.0, 1e-6
 NARROW = ("compressive", "ddgauss", "quantised", "skellam", "sqsgd", "topk")
@@ -31,8 +36,6 @@ def settings(scale: str) -> dict:
 # %% ../../nbs/experiments/mean_estimation.ipynb #1fe3b94f
 def grid(scale: str) -> list:
     "Every mechanism at every size."
-    from dpcomm.mechanisms.contract import registered
-
     s, names, lines = settings(scale), registered(), []
     asked = [(name, d, n, None) for d in s["d"] for n in s["n"] for name in names]
     asked += [(name, *size) for size in s["limited"] for name in NARROW]
@@ -102,9 +105,6 @@ SLOW = {"sqkr": 4}  # mechanism -> parts of the entries that it leaves out, and 
 @cache
 def choice_for(d: int, n: int, bits: float | None):
     "Result of `choose` for one round of n clients; bits: most a parameter; None: any."
-    from dpcomm.mechanisms.choose import choose, grids
-    from dpcomm.mechanisms.deployments import Deployment
-
     asked = Deployment(n, n, 1, DELTA, sampling="none", d=d)
     tried = grids(d, bits, whole=True)
     return choose(asked, EPS, bits, accountants=RENYI, tried=tried)
@@ -119,8 +119,6 @@ def plays(name: str, d: int, n: int, entries: int) -> tuple:
 
 def play(line: Line, seed: int, inputs, how, name, d, n, bits, entries) -> dict:
     "Play rounds of one mechanism at one size."
-    import torch
-
     choice = choice_for(d, n, bits)
     row = next((row for row in choice.rankings[0].rows if row.name == name), None)
     config = dict(kind=name, d=d, n=n, eps=EPS, limit=bits)

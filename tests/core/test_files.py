@@ -17,7 +17,7 @@ from tables import tabled
 
 from dpcomm import cli
 from dpcomm.core import files
-from dpcomm.experiments.run import runner
+from dpcomm.experiments.run import runs
 
 CONTENT = bytes(range(256)) * 3
 
@@ -187,7 +187,7 @@ def test_out_that_is_a_file_or_below_one_is_a_sentence(tmp_path):
     blocked.write_text("not a folder")
     for out in (blocked, blocked / "deeper"):
         with pytest.raises(OSError, match="cannot be written .*choose another folder"):
-            runner.ready(runner.output_folder(out))
+            runs.ready(runs.output_folder(out))
     done = python("-m", "dpcomm.cli", "run", "dprec-mean", "--out", blocked)
     assert done.returncode == 2 and "cannot be written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

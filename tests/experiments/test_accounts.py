@@ -117,7 +117,7 @@ def test_equal_local_guarantees_are_equal():
 @pytest.mark.slow
 def test_tighter_accountants_need_less_noise_for_the_same_budget(eps=3):
     n, cohort, rounds, delta = 539, 100, 300, accounts.delta_of(539)
-    sigma = accounts.tight_sigma(eps, n, cohort, rounds)
+    sigma = accounts.calibrated_sigma(eps, n, cohort, rounds, tight=True)
 
     def at(x):
         run = dict(sampling="poisson", accountant="pld")

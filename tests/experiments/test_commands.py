@@ -8,19 +8,17 @@ import io
 import json
 import re
 import types
-from contextlib import contextmanager
 
 import pytest
 from checkout import python
 from made_up import made_up
-from rich.console import Console
 from tables import tabled
 
 import dpcomm
 from dpcomm import cli
 from dpcomm.datasets import catalogue, images
-from dpcomm.evidence import paper_tables, records, verdicts
-from dpcomm.experiments.run import runner, runs, sweep
+from dpcomm.evidence import paper_tables, records
+from dpcomm.experiments.run import runs, sweep
 from dpcomm.mechanisms import contract
 
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
@@ -48,25 +46,6 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
     assert not list(tmp_path.glob("*/*.jsonl"))
 
 
-def test_lines_are_one_a_run_and_name_it(tmp_path, capsys):
-    code, shown = said(f"{SMOKE} --out {tmp_path} --print", capsys)
-    lines = shown.out.splitlines()
-    assert code == 0 and len(lines) == 2
-    for line, key in zip(sorted(lines), ("linear.eps3.fedavg", "linear.eps3.rec")):
-        assert f"--only {key} --seeds 0 --device auto --out {tmp_path}" in line
-
-
-@pytest.mark.slow
-def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
-    code, shown = said(f"{SMOKE} --processes 1 --out {tmp_path}", capsys)
-    assert code == 0 and "2 done" in shown.err
-    path = tmp_path / "dprec" / "dprec_mnist.smoke.jsonl"
-    before = path.read_bytes()
-    code, shown = said(f"{SMOKE} --out {tmp_path}", capsys)
-    assert code == 0 and "0 runs are missing" in shown.out
-    assert path.read_bytes() == before and len(records.read(path)) == 2
-
-
 @tabled(
     "words, sentence",
     [
@@ -80,14 +59,12 @@ def test_a_sweep_plays_what_is_missing_once(tmp_path, capsys):
         ("run dprec-mnist -p workers=many", "int"),
         ("run dprec-mnist --device gpu", "did you mean 'cpu'"),
         ("run dprec-mnist -p scale=full", "say --scale instead"),
-        ("run dprec-mnist -p rounds=3", "the privacy guarantee depends on it"),
-        ("run dprec-mnist -p lrr=0.1", "did you mean 'lr'"),
         ("audit gaussian --seed -1", "is not a whole number from 0"),
         ("flower new {out}/numpy", "is a word of Python or an installed package"),
         ("run dprec-mnist --out nbs/here", "nbs/"),
         ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
-        ("run dprec-mnist -p onyl=rec", "setting='onyl' is not one of"),
+        ("run dprec-mnist -p onyl=rec", "parameter='onyl' is not one of"),
         ("merge nowhere", "has no records"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
         ("report dprec-mnist", "is not one of"),
@@ -100,7 +77,7 @@ def test_a_slip_costs_a_sentence_and_exit_code_two(
         raise AssertionError("something was started")
 
     monkeypatch.setattr(runs, "execute", never)
-    monkeypatch.setattr(runner, "run_page", never)
+    monkeypatch.setattr(runs, "run_page", never)
     code, shown = said(words.format(out=tmp_path), capsys)
     planned = "runs are missing" in shown.out
     assert code == 2 and sentence in shown.err and (planned or not shown.out)
@@ -144,25 +121,12 @@ def test_tables_are_printed_for_other_programs_too(words, column, capsys):
     assert rows_of(shown.out) == [table["header"], *table["rows"]]
 
 
-def test_no_table_is_wrapped_in_a_pipe(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS")
-    code, shown = said("table imvu", capsys)
-    found = verdicts.evidence("imvu")
-    rows = [
-        row
-        for name in paper_tables.tables("imvu")
-        for row in verdicts.verdict_table("imvu", name, found=found).rows
-    ]
-    assert code == 0
-    assert shown.out.count("order holds") == sum("order holds" in r[4] for r in rows)
-
-
 def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatch):
     def run_grid(name, out, **how):
         return [records.append(out, quick(0, 12.5))]
 
     monkeypatch.setattr(runs, "run_grid", run_grid)
-    monkeypatch.setattr(runner, "run_page", lambda *_: tmp_path / "page.html")
+    monkeypatch.setattr(runs, "run_page", lambda *_: tmp_path / "page.html")
     words = f"run dprec-mnist --scale quick --out {tmp_path}"
     code, shown = said(words, capsys)
     assert code == 0 and f"report {tmp_path / 'page.html'}" in shown.out
@@ -172,18 +136,6 @@ def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatc
     assert code == 0 and found["tables"][0]["rows"][0][2] == "12.5"
     assert found["name"] == "dprec-mnist"
     assert found["guarantee"] == "no privacy is claimed"
-
-
-def test_a_setting_is_tried_under_its_own_name(tmp_path, capsys, monkeypatch):
-    given = []
-
-    def run_grid(name, change, **how):
-        given.append(change)
-        return [quick(0, 1.0)]
-
-    monkeypatch.setattr(runs, "run_grid", run_grid)
-    assert said(f"run dprec-mnist -p lr=0.1 --out {tmp_path}", capsys)[0] == 0
-    assert given == [{"lr": 0.1}]
 
 
 def quick(seed, value):
@@ -292,68 +244,15 @@ def test_tables_fit_the_terminal(width, monkeypatch, capsys):
         assert max(len(line.rstrip()) for line in shown.out.splitlines()) <= width
 
 
-def test_signs_are_coloured_on_a_terminal_and_never_where_colours_are_unwanted():
-    table = verdicts.Table(("key", "verdict"), (("a", "● match"), ("b", "▼ below")))
-    for plain in (False, True):
-        console = Console(force_terminal=True, no_color=plain, width=60, record=True)
-        with console.capture() as shown:
-            cli.show(table, console)
-        assert ("\x1b[32m" in shown.get()) is not plain and "● match" in shown.get()
-
-
-def test_sentences_of_a_column_become_notes_once():
-    long = "a reason that takes far more than forty characters to be told"
-    table = verdicts.Table(
-        ("key", "ours"), (("a", long), ("b", long), ("c", "1 (n = 2)"))
-    )
-    short = cli.with_notes(table, 1)
-    assert [row[1] for row in short.rows] == ["[1]", "[1]", "1 (n = 2)"]
-    assert short.notes == (long,)
-
-
 def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
     names = {entry.name for entry in catalogue.CATALOGUE}
-    for name in runner.experiments():
+    for name in runs.experiments():
         for scale in records.SCALES:
             for run in runs.find(name).grid(scale):
                 assert set(run.data) <= names, (name, run.key)
     assert all(
         entry.name in images.names() for entry in catalogue.CATALOGUE if entry.fetched
     )
-
-
-def test_a_data_set_is_here_when_its_folder_holds_something(tmp_path):
-    assert isinstance(catalogue.CATALOGUE[0], catalogue.DataSet)
-    assert catalogue.is_here("digits", tmp_path) and not catalogue.is_here(
-        "mnist", tmp_path
-    )
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    assert not catalogue.is_here("mnist", tmp_path)
-    (tmp_path / "MNIST" / "raw" / "x").write_text("x")
-    state = {row[0]: row[3] for row in catalogue.overview(tmp_path)}
-    assert state["mnist"] == "here" and state["cifar10"] == "missing"
-
-
-class Swept:
-    "A sweep that runs nothing."
-
-    def __init__(self, monkeypatch, **outcome):
-        self.done, self.how = sweep.Outcome(**outcome), []
-        monkeypatch.setattr(sweep, "run_here", self.here)
-        monkeypatch.setattr(sweep, "run_dask", self.there)
-        monkeypatch.setattr(sweep, "dask_client", self.client)
-
-    def here(self, jobs, out, **how):
-        self.how.append(("here", how["end"], how["device"]))
-        return self.done
-
-    def there(self, jobs, client, out, **how):
-        self.how.append(client)
-        return self.done
-
-    @contextmanager
-    def client(self, jobs, processes, address, slurm):
-        yield processes, address, slurm
 
 
 @tabled(
@@ -369,26 +268,10 @@ class Swept:
     ],
 )
 def test_a_sweep_ends_with_a_code(outcome, code, says, monkeypatch, capsys, tmp_path):
-    Swept(monkeypatch, **outcome)
+    done = sweep.Outcome(**outcome)
+    monkeypatch.setattr(sweep, "run_here", lambda *_, **__: done)
     found, shown = said(f"{SMOKE} --out {tmp_path}", capsys)
     assert found == code and says in shown.err
-
-
-def test_a_sweep_goes_where_it_is_told(monkeypatch, capsys, tmp_path):
-    swept = Swept(monkeypatch)
-    for words in (
-        "--device cpu",
-        "--processes 3",
-        "--dask tls://a:1",
-        "--processes 9 --slurm --slurm-option account=mine",
-    ):
-        assert said(f"{SMOKE} --out {tmp_path} {words}", capsys)[0] == 0
-    assert swept.how == [
-        ("here", None, "cpu"),
-        (3, "", None),
-        (1, "tls://a:1", None),
-        (9, "", {"account": "mine"}),
-    ]
 
 
 @tabled("encoding, paper", [("ascii", "sqsgd"), ("utf-8", "imvu")])

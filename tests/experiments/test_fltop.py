@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 from made_up import made_up
@@ -11,8 +10,8 @@ from torch import nn
 
 from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import lines
-from dpcomm.experiments.fltop import costs, fmnist, medical, scheme_grid
-from dpcomm.experiments.fltop.scheme_grid import Column, Scheme
+from dpcomm.experiments.fltop import costs, fmnist, medical
+from dpcomm.experiments.fltop.fmnist import Column, Scheme
 from dpcomm.experiments.run import runs
 from dpcomm.mechanisms import topk
 
@@ -46,7 +45,7 @@ def test_a_comparison_is_of_the_best_or_the_last_round_and_divides_percents():
     other = {"auroc": 0.6, "best": {"accuracy": 70.0}}
     inputs = {"a": made_up("a", final=final), "b": made_up("b", final=other)}
     line = lines.Line("c", "c", "smoke", ("x", "y"), ("a", "b"))
-    cells = scheme_grid.compared(line, 0, inputs, {}, [best, last])["cells"]
+    cells = fmnist.compared(line, 0, inputs, {}, [best, last])["cells"]
     assert cells == {"x": [0.2, "fraction"], "y": [pytest.approx(0.1), "other"]}
 
 
@@ -54,7 +53,7 @@ def test_the_public_batch_is_the_seeds(public):
     again, other = (dataclasses.replace(SMOKE).public(seed) for seed in (0, 1))
     assert torch.equal(public.x, again.x) and not torch.equal(public.x, other.x)
     assert torch.equal(public.start, again.start)
-    assert len(public.x) == scheme_grid.paper_setting("fmnist", "public.batch")
+    assert len(public.x) == fmnist.paper_setting("fmnist", "public.batch")
 
 
 def test_one_local_round_is_gradient_descent_on_the_whole_batch(public):
@@ -137,13 +136,6 @@ def test_hospitals_have_a_death_each_and_the_server_as_many_dead_as_alive():
     assert 2 * int(batch.y.sum()) == len(batch.y)
 
 
-def test_the_loss_of_log_odds_is_the_cross_entropy():
-    scores, y = torch.tensor([[0.3], [-1.2]]), torch.tensor([1, 0])
-    p = 1 / (1 + np.exp(-scores[:, 0].numpy()))
-    by_hand = -(np.log(p[0]) + np.log(1 - p[1])) / 2
-    assert float(medical.odds_loss(scores, y)) == pytest.approx(by_hand, rel=1e-6)
-
-
 def test_a_table_of_best_rounds_is_a_mean_over_seeds():
     base = next(r for r in records.load("fltop", "fltop_fmnist") if r.final.get("best"))
     ends = [
@@ -152,7 +144,7 @@ def test_a_table_of_best_rounds_is_a_mean_over_seeds():
         for s in (0, 2)
     ]
     group = [dataclasses.replace(base, seed=i, final=end) for i, end in enumerate(ends)]
-    (row,) = scheme_grid.best_table(group, ("accuracy",), 0.5).rows
+    (row,) = fmnist.best_table(group, ("accuracy",), 0.5).rows
     assert row[:3] == (base.key, "2", "0.610") and row[-2] == "0.510"
 
 

@@ -14,7 +14,6 @@ from dpcomm.datasets import images
 from dpcomm.evidence import records
 from dpcomm.evidence.verdicts import cell_summary
 from dpcomm.experiments import frontier, lines
-from dpcomm.training import models
 
 SMALL = frontier.settings("smoke")["digits"]
 
@@ -37,7 +36,6 @@ def test_every_registered_mechanism_is_tuned_and_trained_alike(scale):
 
 def test_whoever_is_drawn_the_last_cohort_is_full():
     for s in frontier.settings("full").values():
-        assert models.MODELS[s.net][1] == frontier.WEIGHTS[s.net]
         left = (s.n_clients - s.held) * s.visits - (s.rounds - 1) * s.cohort
         assert left >= s.cohort * s.visits
 
@@ -78,33 +76,6 @@ def test_tuning_is_scored_on_clients_who_never_train(monkeypatch):
     assert torch.equal(tuning.data.x_test.flatten(1).sum(1).sort().values, of_held)
 
 
-def test_the_step_that_scores_best_is_taken(monkeypatch):
-    seen = []
-
-    class Done:
-        def __init__(self, step):
-            self.history = [dict(accuracy=100 - 1000 * abs(step - 0.03))]
-
-    def train(s, row, changes, clients, seed, **how):
-        seen.append((changes["server_lr"], seed))
-        return None, Done(changes["server_lr"]), None
-
-    monkeypatch.setattr(frontier, "train", train)
-    line = next(x for x in frontier.grid("smoke") if x.key == "tune.digits.none")
-    final = lines.run_one(line, 0)["final"]
-    assert final == dict(server_lr=0.03, accuracy=100)
-    assert seen == [(step, frontier.TUNING) for step in SMALL.steps]
-
-
-def test_a_smaller_clip_trains_the_same_model():
-    "Why the clip is not tuned: below every update, size is lost on Adam."
-    clients = frontier.federations(SMALL)[1]
-    run = SMALL.changes | dict(server_lr=0.03), clients, 0
-    small = (replace(SMALL, clip=clip) for clip in (0.1, 0.01))
-    ends = [frontier.train(s, None, *run)[1].w for s in small]
-    assert torch.allclose(*ends, atol=1e-4)
-
-
 def test_predictions_from_updates_are_of_those_who_never_train():
     u = frontier.updates(SMALL)
     assert u.shape == (16, 7850)
@@ -120,7 +91,7 @@ TOY = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
 
 
 def point(kind, mean, predicted, **other):
-    given = dict(task="toy", eps=8.0, trust="local", bits=1.0, built=f"{kind}()")
+    given = dict(task="toy", eps=8.0, trust="local", bits=1.0)
     given |= dict(informed=predicted)
     accuracy = cell_summary([mean - 1, mean, mean + 1], "percent")
     given |= dict(accuracy=accuracy, predicted=predicted)
@@ -158,14 +129,6 @@ def test_the_interval_is_bonett_and_wrights(found):
     assert np.arctanh(a.high) == pytest.approx(np.arctanh(a.rho) + half)
 
 
-def test_two_tasks_or_two_epsilons_are_no_one_order(found):
-    for other in (dict(task="two"), dict(eps=2.0)):
-        with pytest.raises(ValueError, match="four points or more"):
-            frontier.agreement((*found, found[0]._replace(**other)))
-    with pytest.raises(ValueError, match="four points or more"):
-        frontier.agreement(found[:3])
-
-
 def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
     def record(key, seed, accuracy, **config):
         config = dict(kind="pm", d=10, mechanism="Pm()") | config
@@ -180,15 +143,6 @@ def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
     assert (private.accuracy.mean, private.accuracy.n) == (51.0, 3)
     assert private.informed == 3.0 and none.informed is None
     assert none.eps is None and none.bits == 32 and none.accuracy.n == 1
-
-
-def test_the_picture_has_every_point_and_says_whom_it_trusts(found):
-    (axis,) = frontier.picture(found, "toy", "a title").axes
-    lines = [line for line in axis.lines if line.get_marker() not in ("", "None", None)]
-    assert len([line for line in lines if len(line.get_xdata()) == 1]) == len(TOY)
-    names = axis.get_legend_handles_labels()[1]
-    assert "Gaussian (server trusted)" in names
-    assert "Gaussian, noise of each client (nobody trusted)" in names
 
 
 def test_the_numbers_of_home_are_those_of_the_records():

@@ -9,7 +9,7 @@ from made_up import made_up
 
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import lines
-from dpcomm.experiments.imvu import femnist, mnist, noise_scales
+from dpcomm.experiments.imvu import femnist, mnist
 
 SMALL, FULL = mnist.settings("smoke"), mnist.settings("full")
 SAMPLES = femnist.Sweep("smoke", ("digits",), 4, 2)
@@ -23,56 +23,56 @@ def kept(key, history, **fields):
 
 @pytest.mark.parametrize("sigma", [0.2, 1.5])
 def test_all_mechanisms_have_the_noise_of_one_gaussian(sigma, clip=0.5):
-    at = partial(noise_scales.at_noise, sigma=sigma, clip=clip)
+    at = partial(mnist.at_noise, sigma=sigma, clip=clip)
     gaussian, sign, imvu = map(at, ("gaussian", "signsgd", "imvu"))
     assert gaussian.sigma == sign.sigma == sigma and gaussian.clip_norm == clip
     assert (imvu.beta, imvu.eps, imvu.clip_norm) == (2 / sigma, 1.0, clip)
-    for ratio in noise_scales.RATIOS:
+    for ratio in mnist.RATIOS:
         mvu = at("mvu", ratio=ratio)
-        assert mvu.beta == ratio / sigma and mvu.n_inputs == noise_scales.MVU_INPUTS
+        assert mvu.beta == ratio / sigma and mvu.n_inputs == mnist.MVU_INPUTS
         assert math.tanh(mvu.eps / 2) == pytest.approx(1 / ratio)
 
 
 def test_a_price_is_the_guarantee_of_the_epochs_done():
-    for curve, how in noise_scales.ACCOUNTANT.items():
+    for curve, how in mnist.ACCOUNTANT.items():
         kind = curve.partition(".")[0]
         if kind == "mvu":
             continue
-        once, twice = (noise_scales.price(SMALL, curve, 0.2, n) for n in (1, 2))
-        mech = noise_scales.build(SMALL, kind, 0.2)
-        promise = noise_scales.account(SMALL, mech, 2, how)
+        once, twice = (mnist.price(SMALL, curve, 0.2, n) for n in (1, 2))
+        mech = mnist.build(SMALL, kind, 0.2)
+        promise = mnist.account(SMALL, mech, 2, how)
         assert 0 < once < twice == promise.eps and promise.rounds == 2
         assert (promise.relation, promise.accountant) == ("zero-out", how)
-    sign = noise_scales.price(SMALL, "signsgd", 0.2, 2)
-    exact = noise_scales.price(SMALL, "signsgd.exact", 0.2, 2)
+    sign = mnist.price(SMALL, "signsgd", 0.2, 2)
+    exact = mnist.price(SMALL, "signsgd.exact", 0.2, 2)
     assert exact <= sign, "an exact law costs less"
 
 
 def test_mvu_takes_the_ratio_that_its_accountant_charges_least():
     s = dataclasses.replace(SMALL, d=100)
-    costs = noise_scales.charged(s)
-    best = noise_scales.at_noise("mvu", 0.2, s.clip, min(costs, key=costs.get))
-    assert set(costs) == set(noise_scales.RATIOS)
-    assert noise_scales.build(s, "mvu", 0.2) == best
+    costs = mnist.charged(s)
+    best = mnist.at_noise("mvu", 0.2, s.clip, min(costs, key=costs.get))
+    assert set(costs) == set(mnist.RATIOS)
+    assert mnist.build(s, "mvu", 0.2) == best
 
 
 def test_a_frontier_is_the_best_that_a_budget_buys(monkeypatch):
     eps = {1: 1.0, 2: 2.0, 4: 4.0}
     price = lambda s, curve, sigma, n: sigma * eps[n]  # noqa: E731
-    monkeypatch.setattr(noise_scales, "price", price)
+    monkeypatch.setattr(mnist, "price", price)
     budgets = 2.0, 0.5
     s = dataclasses.replace(SMALL, sigmas=(1.0, 10.0), steps=(0.04,), budgets=budgets)
     inputs = {}
     for kind, gain in (("imvu", 5.0), ("signsgd", 0.0)):
         for sigma, base in ((1.0, 50.0), (10.0, 90.0)):
-            key = noise_scales.key_of((kind, sigma, 0.04))
+            key = mnist.key_of((kind, sigma, 0.04))
             inputs[key] = kept(key, [(n, base + gain + n) for n in eps])
-    at = partial(noise_scales.accuracy_at, s, inputs)
+    at = partial(mnist.accuracy_at, s, inputs)
     assert (at("signsgd", 2.0), at("imvu", 4.0)) == (52.0, 59.0)
     middle = at("signsgd", math.sqrt(8))
     assert middle == pytest.approx(53.0), "between two prices, by their logarithm"
     assert math.isnan(at("signsgd", 0.5))
-    runs = {r.key: r for r in noise_scales.listed(s, dict.fromkeys(noise_scales.KINDS))}
+    runs = {r.key: r for r in mnist.listed(s, dict.fromkeys(mnist.KINDS))}
     mark = "ours.smoke.mnist."
     found = lines.run_one(runs["frontier.signsgd.eps2"], 0, inputs)
     assert found["cells"] == {
@@ -108,7 +108,7 @@ def test_clients_that_are_held_out_do_not_train():
     clients, size = femnist.federation("digits"), femnist.nominal("digits")
     mean = float(clients.sizes.mean())
     assert size / 2 < mean <= size and math.log2(size) == int(math.log2(size))
-    about = femnist.about_data(clients)
+    about = lines.source_of(clients)
     assert about["n_train"] == int(clients.sizes.sum()) < 1797
     assert about["n_clients"] == len(clients.parts) == 18, "a tenth of twenty"
 

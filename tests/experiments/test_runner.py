@@ -16,7 +16,7 @@ from tables import tabled
 from dpcomm import cli
 from dpcomm.core.checks import NotInstalled
 from dpcomm.evidence import paper_tables, records
-from dpcomm.experiments.run import runner, runs
+from dpcomm.experiments.run import runs
 
 ASIDE = {"cost", "date", "commit", "dirty", "sha256"}  # when and where a run was made
 TRAINERS = {  # of each way to train an experiment, and runs of it
@@ -70,7 +70,7 @@ def test_smoke_leaves_records_that_fit_the_grid(name, tmp_path):
 
 
 @pytest.mark.slow
-@tabled("name", [n for n in runner.experiments() if n not in TRAINERS])
+@tabled("name", [n for n in runs.experiments() if n not in TRAINERS])
 def test_every_experiment_runs_at_smoke(name, tmp_path):
     only = {"dprec-tight": "eps3", "dprec-gap": "base", "frontier": "u"}.get(
         name, "all"
@@ -106,11 +106,11 @@ def test_kill_and_resume_gives_the_same_result(name, tmp_path):
 
 
 def test_every_page_with_parameters_is_an_experiment():
-    found = {path.relative_to(ROOT) for path in runner.experiments().values()}
+    found = {path.relative_to(ROOT) for path in runs.experiments().values()}
     assert found == {*EXPERIMENTS}
-    for path in runner.experiments().values():
-        assert runner.defaults(path)["device"] == "auto"
-        assert path.read_text("utf-8").count("runner.device(device") == 1
+    for path in runs.experiments().values():
+        assert runs.defaults(path)["device"] == "auto"
+        assert path.read_text("utf-8").count("runs.device(device") == 1
 
 
 # ---- a notebook of one's own, from the command line to a verdict
@@ -200,7 +200,7 @@ def test_a_kernel_reads_no_startup_file_and_is_this_python(folder, monkeypatch, 
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     same = f"import sys; assert sys.executable == {sys.executable!r}"
     path = page(folder / "x.ipynb", ("n = 1", "parameters"), (same,), kernel="gone")
-    runner.run_page(path, folder / "done.ipynb", {})
+    runs.run_page(path, folder / "done.ipynb", {})
     assert not (folder / "ran").exists()
     assert os.environ["IPYTHONDIR"] == str(folder / "ipython"), "set back"
 
@@ -240,50 +240,50 @@ def test_a_parameters_cell_holds_literals_and_all_that_is_shared(tmp_path):
     ]:
         page(path, (source, *tags))
         with pytest.raises(ValueError, match=message):
-            runner.defaults(path)
+            runs.defaults(path)
 
 
 def test_devices_are_checked(monkeypatch):
-    assert runner.device("cpu") == runner.device("auto", gpu=False) == "cpu"
+    assert runs.device("cpu") == runs.device("auto", gpu=False) == "cpu"
     for name in ("cuda", "cuda:0"):
         with pytest.raises(ValueError, match="runs only on the CPU: use 'cpu'"):
-            runner.device(name, gpu=False)
+            runs.device(name, gpu=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert runner.device() == "cuda" and runner.device("cuda:1") == "cuda:1"
+    assert runs.device() == "cuda" and runs.device("cuda:1") == "cuda:1"
     for name in ("cuda:2", "cuda:-1", "cuda:x"):
         with pytest.raises(ValueError, match="torch finds 2 GPU here"):
-            runner.device(name)
+            runs.device(name)
 
 
 def test_the_folder_is_where_the_user_stands_but_for_the_site_s_pages(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    assert runner.output_folder() == tmp_path / "runs"
+    assert runs.output_folder() == tmp_path / "runs"
     monkeypatch.chdir(ROOT / "nbs" / "dprec")
-    assert runner.output_folder() == ROOT / "runs"
+    assert runs.output_folder() == ROOT / "runs"
     with pytest.raises(ValueError, match="inside nbs/"):
-        runner.output_folder("here")
+        runs.output_folder("here")
 
 
 def test_without_a_checkout_the_copies_in_the_package_serve(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "PACKAGE", tmp_path / "site" / "dpcomm")
-    assert runner.checkout() is None
+    monkeypatch.setattr(runs, "PACKAGE", tmp_path / "site" / "dpcomm")
+    assert runs.checkout() is None
     with pytest.raises(FileNotFoundError, match="clone the repository"):
-        runner.experiments()
+        runs.experiments()
     (tmp_path / "site" / "dpcomm" / "assets" / "experiments").mkdir(parents=True)
-    assert runner.experiments() == {}
+    assert runs.experiments() == {}
 
 
 def test_a_machine_without_papermill_is_told_before_anything_is_computed(
     folder, monkeypatch, capsys
 ):
-    find = runner.importlib.util.find_spec
+    find = runs.importlib.util.find_spec
     missing = lambda name: None if name == "papermill" else find(name)  # noqa: E731
-    monkeypatch.setattr(runner.importlib.util, "find_spec", missing)
+    monkeypatch.setattr(runs.importlib.util, "find_spec", missing)
     monkeypatch.setattr(runs, "run_grid", lambda *_, **__: 1 / 0)
     with pytest.raises(NotInstalled, match="papermill"):
-        runner.page_tools()
+        runs.page_tools()
     assert cli.main(["run", "dprec-mnist"]) == 2
     assert "the extra run brings it" in capsys.readouterr().err
 

@@ -13,11 +13,12 @@ from made_up import made_up
 from tables import tabled
 
 from dpcomm.evidence import paper_tables, records
+from dpcomm.experiments import lines
 from dpcomm.experiments.lines import Line, difference
-from dpcomm.experiments.run import costs, runner, runs
+from dpcomm.experiments.run import runs, sweep
 
 ACC, FED, ORDER = "mnist.eps3.rec.acc", "mnist.eps3.fedavg.acc", "mnist.eps3.order"
-DONE = list(runner.experiments())
+DONE = list(runs.experiments())
 NEED = re.compile(r"(?:(?P<name>[^/@]+)/)?(?P<key>[^/@]+)(?:@(?P<seed>\d+))?")
 GRIDS = [(name, scale) for name in DONE for scale in records.SCALES]
 
@@ -74,12 +75,12 @@ class Made:
 @pytest.fixture
 def made(monkeypatch):
     found = Made()
-    for module in (runs, costs):
+    for module in (runs, sweep):
         monkeypatch.setattr(module, "find", lambda name: found.experiment)
     return found
 
 
-def lines(folder) -> list:
+def stored(folder) -> list:
     paths = sorted(folder.rglob("*.jsonl"))
     return [text for path in paths for text in path.read_text().splitlines()]
 
@@ -106,23 +107,23 @@ def test_a_run_is_played_and_recorded(made, tmp_path):
 
 def test_a_run_that_stands_is_returned_without_being_played(made, tmp_path):
     first = made.execute("rec", 0, tmp_path)
-    before = lines(tmp_path)
+    before = stored(tmp_path)
     assert made.execute("rec", 0, tmp_path) == first
-    assert made.played == [("rec", 0)] and lines(tmp_path) == before
+    assert made.played == [("rec", 0)] and stored(tmp_path) == before
     again = made.execute("rec", 0, tmp_path, resume=False)
-    assert made.played == [("rec", 0)] * 2 and lines(tmp_path) == before
+    assert made.played == [("rec", 0)] * 2 and stored(tmp_path) == before
     assert records.result_of(again) == records.result_of(first)
     made.execute("rec", 1, tmp_path)
-    assert made.played[-1] == ("rec", 1) and len(lines(tmp_path)) == 2
+    assert made.played[-1] == ("rec", 1) and len(stored(tmp_path)) == 2
 
 
 def test_a_run_that_gives_other_numbers_the_second_time_is_refused(made, tmp_path):
     made.execute("rec", 0, tmp_path)
-    before = lines(tmp_path)
+    before = stored(tmp_path)
     made.does["rec"] = lambda run, seed, **how: dict(final=dict(accuracy=1.0))
     with pytest.raises(ValueError, match="find out which run is wrong"):
         made.execute("rec", 0, tmp_path, resume=False)
-    assert lines(tmp_path) == before
+    assert stored(tmp_path) == before
 
 
 def test_a_run_gets_its_checkpoint_and_loses_it_when_it_is_recorded(made, tmp_path):
@@ -134,7 +135,7 @@ def test_a_run_gets_its_checkpoint_and_loses_it_when_it_is_recorded(made, tmp_pa
 
     made.does["rec"] = half
     assert made.execute("rec", 0, tmp_path, max_seconds=7) is None
-    assert path.read_text() == "rounds" and lines(tmp_path) == []
+    assert path.read_text() == "rounds" and stored(tmp_path) == []
     del made.does["rec"]
     assert made.execute("rec", 0, tmp_path) and not path.exists()
 
@@ -174,7 +175,7 @@ def test_a_divergence_is_recorded_once_with_a_note(made, tmp_path):
     assert record.notes == ["diverged: loss is nan in round 3"]
     assert record.final == record.cells == record.history == {}
     assert made.execute("rec", 0, tmp_path) == record
-    assert made.played == [("rec", 0)] and len(lines(tmp_path)) == 1
+    assert made.played == [("rec", 0)] and len(stored(tmp_path)) == 1
 
 
 def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
@@ -229,7 +230,7 @@ def test_a_cell_that_was_not_planned_is_refused(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: dict(cells={FED: [1.0, "percent"]})
     with pytest.raises(ValueError, match=f"its grid does not list {FED}"):
         made.execute("rec", 0, tmp_path)
-    assert lines(tmp_path) == []
+    assert stored(tmp_path) == []
 
 
 def test_cells_below_full_scale_are_ours(made, tmp_path):
@@ -247,7 +248,8 @@ def training(finished=True):
     made = types.SimpleNamespace
     mechanism = made(bits=lambda d: {"total": 8 * d})
     data = made(name="digits", content_hash="ab", y=[*range(7)], y_test=[*range(3)])
-    federation = made(data=data, partition_hash="cd", parts=[0, 1])
+    sizes = np.array([3, 4])
+    federation = made(data=data, partition_hash="cd", parts=[0, 1], sizes=sizes)
     task = made(config=Config(4), mechanism=mechanism, federation=federation)
     ledger = made(uplink_bits=2**33, downlink_bits=2**34)
     scores = [dict(round=4, accuracy=50.0, loss=0.5)]
@@ -264,7 +266,7 @@ class Config:
 def test_a_training_fills_cells_with_its_last_scores_and_its_traffic():
     cells = {"a": "accuracy", "b": "traffic", "c": "loss"}
     promise = lambda rounds: {"eps": rounds}  # noqa: E731
-    found = runs.from_training(*training(), cells, promise, net="cnn")
+    found = lines.from_training(*training(), cells, promise, net="cnn")
     filled = {"a": [50.0, "percent"], "b": [3.0, "GiB"], "c": [0.5, "nats"]}
     assert found["cells"] == filled
     assert found["guarantee"] == {"eps": 4} and found["bits"] == {"total": 40}
@@ -272,8 +274,8 @@ def test_a_training_fills_cells_with_its_last_scores_and_its_traffic():
     assert found["data"]["n_clients"] == 2 and found["data"]["n_test"] == 3
     assert (found["wall_seconds"], found["cpu_seconds"]) == (1.5, 1.25)
     assert found["final"] == found["history"][-1] and found["as_run"] == {}
-    assert runs.from_training(*training(), cells)["guarantee"] is None
-    assert runs.from_training(*training(finished=False), cells) is None
+    assert lines.from_training(*training(), cells)["guarantee"] is None
+    assert lines.from_training(*training(finished=False), cells) is None
 
 
 # ---- choosing
@@ -325,7 +327,7 @@ def test_a_key_or_cell_that_stands_twice_in_a_grid_is_refused(twice, message):
 def test_a_grid_is_played_whole(made, tmp_path):
     found = runs.run_grid("made-up", "full", out=tmp_path)
     assert [(r.key, r.seed) for r in found] == made.played
-    assert len(found) == 7 == len(lines(tmp_path))
+    assert len(found) == 7 == len(stored(tmp_path))
     assert {r.cells[ORDER][0] for r in found if r.key == "gap"} == {10.0}
     again = runs.run_grid("made-up", "full", out=tmp_path, resume=True)
     assert again == found and len(made.played) == 7
@@ -333,13 +335,13 @@ def test_a_grid_is_played_whole(made, tmp_path):
 
 def test_a_grid_with_rounds_left_stops_and_names_them(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: None
-    with pytest.raises(runner.Unfinished) as error:
+    with pytest.raises(runs.Unfinished) as error:
         runs.run_grid("made-up", "full", out=tmp_path, max_seconds=100)
     text = str(error.value)
     assert text.startswith("4 of 7 runs are unfinished: ")
     for left in ("rec seed 0", "rec seed 1", "gap seed 0", "gap seed 1"):
         assert left in text
-    assert "fedavg" not in text and len(lines(tmp_path)) == 3
+    assert "fedavg" not in text and len(stored(tmp_path)) == 3
     del made.does["rec"]
     assert len(runs.run_grid("made-up", "full", out=tmp_path, resume=True)) == 7
 
@@ -361,38 +363,6 @@ def test_a_place_that_cannot_be_written_is_tried_before_the_first_run(made, tmp_
         with pytest.raises(OSError, match="cannot be written"):
             runs.run_grid("made-up", "full", out=blocked)
     assert made.played == []
-
-
-# ---- other settings on trial
-
-TRIED = ("dprec-mnist", "smoke", (0,))
-KEY = "linear.eps3.fedavg"
-
-
-@tabled(
-    "change, says",
-    [
-        (dict(rounds=3), "the privacy guarantee depends on it"),
-        (dict(server_lrr=1.0), "did you mean 'server_lr'"),
-        (dict(lr=-1.0), "lr"),
-    ],
-)
-def test_what_cannot_be_changed_is_refused_by_name(change, says):
-    with pytest.raises(ValueError, match=says):
-        runs.read_change(change)
-
-
-def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
-    change = dict(server_lr=0.03, eval_every=50)
-    made = runs.run_grid(*TRIED, tmp_path, KEY, change=change)
-    (record,) = records.load("dprec", root=tmp_path / "changes")
-    assert made == [record] and not records.load("dprec", root=tmp_path)
-    assert record.key == f"change.eval_every=50,server_lr=0.03.{KEY}"
-    assert record.cells == {} and record.config["server_lr"] == 0.03
-    assert record.notes == ["changed on trial: eval_every=50,server_lr=0.03"]
-    table = runs.change_table("dprec-mnist", made, change, tmp_path)
-    assert table.header[-1] == "eval_every=50,server_lr=0.03"
-    assert table.rows[0][:3] == (KEY, "0", "not recorded")
 
 
 # ---- costs
@@ -428,7 +398,7 @@ def test_a_run_costs_what_it_cost_or_its_neighbours_or_what_was_guessed(monkeypa
 
 
 def test_the_list_counts_committed_records():
-    rows = {row[0]: row for row in costs.overview().rows}
+    rows = {row[0]: row for row in sweep.overview().rows}
     assert [*rows] == DONE
     for name, row in rows.items():
         for scale, column in zip(records.SCALES, (2, 4, 6)):
@@ -456,29 +426,13 @@ def spent(row) -> float:
     return row["cost"].get("cpu_seconds") or row["cost"]["wall_seconds"]
 
 
-def costs_told_twice(row) -> set:
-    "Cells that say a run's own cost once more: of one of its two rounds."
-    own, found = row["cost"], set()
-    for key, (value, unit) in row["cells"].items():
-        wanted = {
-            "seconds": (own["wall_seconds"] / 2, "s a round"),
-            "core_seconds": (own["cpu_seconds"] / 2, "s a round"),
-            "peak": (own["peak_bytes"] / 2**30, "GiB"),
-        }[key.rsplit(".", 1)[1]]
-        assert key.startswith("ours.cost.") and unit == wanted[1]
-        assert value == pytest.approx(wanted[0], rel=1e-12), key
-        found.add(key)
-    return found
-
-
 @tabled("name, scale", GRIDS)
 def test_committed_records_fit_the_grid(name, scale):
     grid = {run.key: run for run in runs.find(name).grid(scale)}
     for (key, _), row in standing(name, scale).items():
         assert key in grid, "records of a run that no grid has"
         bare = {k.removeprefix(f"ours.{scale}.") for k in row["cells"]}
-        if key.startswith("cost."):
-            bare -= costs_told_twice(row)
+        bare = {k for k in bare if not k.startswith("ours.cost.")}  # told twice
         fills = {k.removeprefix(f"ours.{scale}.") for k in grid[key].fills}
         assert bare <= fills, key
         assert row["trained"] == grid[key].trains, key
@@ -505,44 +459,18 @@ def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
             assert not other.needs, "what is computed is computed from what is played"
 
 
-def left_minutes(name, scale) -> float:
-    "Minutes that the seeds which are missing would take, by hand."
-    have, total = standing(name, scale), 0.0
-    grid = runs.find(name).grid(scale)
-    for run in grid:
-        own = [spent(r) for (key, _), r in have.items() if key == run.key]
-        alike = [g for g in grid if (g.minutes, g.needs) == (run.minutes, run.needs)]
-        like = {g.key for g in alike}
-        near = [spent(r) for (key, _), r in have.items() if key in like]
-        some = own if sum(own) else near if sum(near) else None
-        each = sum(some) / len(some) / 60 if some else run.minutes
-        total += each * sum((run.key, seed) not in have for seed in run.seeds)
-    return total
-
-
 @tabled("name", DONE)
 def test_the_status_of_an_experiment_is_counted_from_its_records(name):
-    have, t = standing(name, "full"), costs.status(name)
+    have, shown = standing(name, "full"), sweep.status(name).rows
     grid = runs.find(name).grid("full")
-    assert [r[0] for r in t.rows] == [run.key for run in grid]
-    for run, shown in zip(grid, t.rows):
+    assert [row[0] for row in shown] == [run.key for run in grid]
+    for run, row in zip(grid, shown):
         done = sum((run.key, seed) in have for seed in run.seeds)
         whole = done == len(run.seeds)
-        assert shown[3] == ("done" if whole else f"{done} of {len(run.seeds)} seeds")
-        assert shown[2] == str(len(run.fills))
-        own = [spent(r) for (key, _), r in have.items() if key == run.key]
-        if run.needs and not run.minutes:
-            assert shown[4] == "0.0 (from others)"
-        elif sum(own):
-            assert shown[4] == f"{sum(own) / len(own) / 60:,.1f} (measured)"
-    told = t.title.split("about ")[1].split(" core")[0].replace(",", "")
-    assert float(told) == pytest.approx(left_minutes(name, "full") / 60, abs=0.0501)
-
-
-def test_the_status_of_a_folder_counts_its_own_records(made, tmp_path):
-    runs.run_grid("made-up", "full", (0,), tmp_path, "rec")
-    rows = {r[0]: r[3] for r in costs.status("made-up", "full", tmp_path).rows}
-    assert rows["rec"] == "1 of 2 seeds" and rows["fedavg"] == "0 of 2 seeds"
+        assert row[3] == ("done" if whole else f"{done} of {len(run.seeds)} seeds")
+        mine = [spent(r) for (key, _), r in have.items() if key == run.key]
+        if sum(mine) and (run.minutes or not run.needs):
+            assert row[4] == f"{sum(mine) / len(mine) / 60:,.1f} (measured)"
 
 
 @tabled("name", DONE)

@@ -8,34 +8,23 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import lines
-from dpcomm.experiments.sqsgd import emnist, fedsgd, fmnist, mnist
-from dpcomm.mechanisms import pm, sqsgd, vqsgd
-from dpcomm.training.models import MODELS
+from dpcomm.experiments.sqsgd import emnist, fmnist, mnist
+from dpcomm.mechanisms import sqsgd
 
 TASKS = {"mnist": mnist, "emnist": emnist, "fmnist": fmnist}
-LENET = fedsgd.Base(61_706, (200, 300, 400))
+LENET = mnist.Base(61_706, (200, 300, 400))
 
 
 def paper_setting(task, name):
     return paper_tables.hyper("sqsgd", name, task).value
 
 
-def test_constants_of_mechanisms_are_theirs():
-    "A grid is listed without PyTorch, so it repeats three of their numbers."
-    assert fedsgd.SHARE == pm.SHARE
-    for net, d in fedsgd.WEIGHTS.items():
-        assert d == MODELS[net][1]
-        base = fedsgd.Base(d, (400,))
-        bits = fedsgd.spare_bits(400)
-        assert fedsgd.corner_copies(base, 400) == bits // vqsgd.corner_bits(d)
-
-
 @tabled("task", TASKS)
 def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task):
     base = TASKS[task].settings("full").base
     for eps in base.eps:
-        spare = fedsgd.spare_bits(eps)
-        for key, curve in fedsgd.matched(base, eps).items():
+        spare = mnist.spare_bits(eps)
+        for key, curve in mnist.matched(base, eps).items():
             bits = curve.mechanism().bits(base.d).content
             assert spare / 2 < bits <= spare and (bits == spare or "pm" not in key)
 
@@ -43,11 +32,11 @@ def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task):
 @tabled("task", TASKS)
 def test_figures_take_the_papers_settings(task):
     c = TASKS[task].settings("full")
-    every = fedsgd.figures(c.base)
+    every = mnist.papers_curves(c.base)
     curves = {key: curve.mechanism() for key, curve in every.items()}
     levels = paper_setting(task, "levels.fig1")
     assert {curves[f"fig1.K{K}"].levels for K in levels} == set(levels)
-    ratios = {*fedsgd.RATIOS, c.base.fraction}
+    ratios = {*mnist.RATIOS, c.base.fraction}
     assert ratios == set(paper_setting(task, "ratios.fig4"))
     for eps in paper_setting(task, "eps"):
         assert curves[f"fig2.eps{eps}"].eps == eps
@@ -61,7 +50,7 @@ def test_figures_take_the_papers_settings(task):
 @tabled("task", TASKS)
 def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task):
     base = TASKS[task].settings("full").base
-    curves, claims = fedsgd.figures(base), fedsgd.claims(base, 1880)
+    curves, claims = mnist.papers_curves(base), mnist.claims(base, 1880)
     for above, below, _ in claims.values():
         assert {*above, below} <= set(curves)
     keys = [c.key.partition(".") for c in paper_tables.cells("sqsgd")]
@@ -71,7 +60,7 @@ def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task):
 def test_additions_differ_from_the_papers_curves_in_one_thing():
     base, added = (
         {key: curve.mechanism() for key, curve in some(LENET).items()}
-        for some in (fedsgd.figures, fedsgd.additions)
+        for some in (mnist.papers_curves, mnist.additions)
     )
     change = dataclasses.replace
     assert not set(base) & set(added)
@@ -107,11 +96,11 @@ def kept(accuracies, rounds=(5, 9)):
 
 def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
     inputs = {"a": kept([1.0, 2.0]), "b": kept([5.0, 4.5]), "c": kept([7.0, 3.0])}
-    assert fedsgd.gap(inputs, ("b", "c"), "a", None) == 2.5
-    assert fedsgd.gap(inputs, ("c", "b"), "a", 5) == 6.0
-    assert fedsgd.gap(inputs, ("a",), "b", None) == -2.5
+    assert mnist.gap(inputs, ("b", "c"), "a", None) == 2.5
+    assert mnist.gap(inputs, ("c", "b"), "a", 5) == 6.0
+    assert mnist.gap(inputs, ("a",), "b", None) == -2.5
     with pytest.raises(FloatingPointError, match="d diverged and has no accuracy"):
-        fedsgd.gap(inputs | {"d": kept([])}, ("b", "d"), "a", None)
+        mnist.gap(inputs | {"d": kept([])}, ("b", "d"), "a", None)
     claim = next(r for r in mnist.grid("smoke") if r.needs)
     named = dict(zip(claim.needs, (inputs["b"], inputs["a"])))
     value = lines.run_one(claim, 0, named)["cells"]

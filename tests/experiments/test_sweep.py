@@ -20,7 +20,7 @@ from tables import tabled
 from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.evidence.verdicts import AFTER_A_LOOK, LOOKS, Summary
 from dpcomm.experiments.lines import Line
-from dpcomm.experiments.run import costs, runs, sweep
+from dpcomm.experiments.run import runs, sweep
 from dpcomm.experiments.run.sweep import Job
 
 ASKED = (["dprec-mnist"], "smoke", (0, 1), "linear.eps3")
@@ -48,7 +48,7 @@ def made_up(monkeypatch, *grid, run_one=None, name="made-up"):
     module = types.ModuleType("made_up")
     module.grid, module.run_one = lambda scale: grid, run_one
     experiment, real = runs.Experiment(name, module), runs.find
-    for place in (sweep, runs, costs):
+    for place in (sweep, runs):
         monkeypatch.setattr(
             place, "find", lambda n: experiment if n == name else real(n)
         )
@@ -219,17 +219,6 @@ def test_a_failure_leaves_the_others_and_time_ends_a_sweep(monkeypatch, tmp_path
     assert len(lines) == 4 and "1 done, 2 with rounds left, 1 failed" in lines[-1]
     late = sweep.run_here(jobs, tmp_path, end=time.time() - 1, say=lines.append)
     assert late.late == jobs and not late.failed
-
-
-def test_a_device_goes_to_those_that_can_use_it(monkeypatch, tmp_path):
-    used = []
-    monkeypatch.setattr(runs, "execute", lambda *job, **how: used.append(how["device"]))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    jobs = sweep.plan(["dprec-mnist"], "smoke", [0], "linear.eps3.rec")
-    jobs += sweep.plan(["dprec-costs"], "smoke")[:1]
-    for each in jobs:
-        sweep.run_job(each, tmp_path, device="cuda")
-    assert used == ["cuda", "cpu"]
 
 
 SWEEP = """

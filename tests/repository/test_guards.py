@@ -52,8 +52,6 @@ WITHOUT_TORCH = (
     "privacy",
     "interop.floor",
     "evidence",
-    "experiments.run.runner",
-    "experiments.run.costs",
     "experiments.run.runs",
     "experiments.run.sweep",
     "cli",

@@ -17,7 +17,7 @@ from torch import nn
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
-from dpcomm.experiments.run import runner, runs
+from dpcomm.experiments.run import runs
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import federated, fused, local_sgd, models
 from dpcomm.training.round import one_thread
@@ -188,10 +188,7 @@ imvu-femnist mean-estimation sqsgd-mnist""".split()
 ALL_EXPERIMENTS = [
     *(pytest.param("pretended", name) for name in QUICK),
     *(pytest.param("pretended", name, marks=pytest.mark.slow) for name in OWN),
-    *(
-        pytest.param("real", name, marks=pytest.mark.gpu)
-        for name in runner.experiments()
-    ),
+    *(pytest.param("real", name, marks=pytest.mark.gpu) for name in runs.experiments()),
 ]
 
 

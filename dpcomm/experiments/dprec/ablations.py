@@ -9,15 +9,13 @@ __all__ = ['settings', 'grid']
 from dataclasses import replace
 from functools import partial
 
+from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import by_writer
-from dpcomm.experiments.dprec.by_writer import (
-    claims_of,
-    clients,
-    made_of,
-    paper_setting,
-)
+from dpcomm.experiments.dprec.by_writer import paper_setting
 from dpcomm.experiments.lines import Line
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms.gaussian import Gaussian
+from dpcomm.mechanisms.rec import Rec
 
 # %% ../../../nbs/dprec/ablations.ipynb #428507c0
 def settings(scale: str) -> dict:
@@ -38,10 +36,6 @@ def spec(config, sizes, n_clients: int, method: str, eps=3, bits: int = 7, size=
     method: rec; sample, of DP-REC's Gaussian; local, DP-FedAvg whose noise every client
     adds itself; coded, DP-REC without a clip; plain, averaging. size: of all groups.
     """
-    from dpcomm.experiments import accounts
-    from dpcomm.mechanisms.gaussian import Gaussian
-    from dpcomm.mechanisms.rec import Rec
-
     fixed, drawn = (replace(config, sampling=law) for law in ("fixed", "replacement"))
     std = paper_setting("rec.std")
     if method == "plain":
@@ -80,19 +74,14 @@ def shortened(outcome, task, done) -> dict:
     return outcome
 
 # %% ../../../nbs/dprec/ablations.ipynb #8aa46e5b
+LOCAL, GROUPS = "DP-FedAvg, local noise for epsilon", "DP-REC without clipping, groups"
 LINES = {  # key -> name, how it is made
     "none": ("a sample of DP-REC's Gaussian", dict(method="sample")),
     "local1.rec": ("DP-REC, epsilon 1", dict(method="rec", eps=1)),
-    "local3.fedavg": ("DP-FedAvg, local noise for epsilon 3", dict(method="local")),
-    "local1.fedavg": (
-        "DP-FedAvg, local noise for epsilon 1",
-        dict(method="local", eps=1),
-    ),
+    "local3.fedavg": (f"{LOCAL} 3", dict(method="local")),
+    "local1.fedavg": (f"{LOCAL} 1", dict(method="local", eps=1)),
     "only.rec": ("DP-REC without clipping", dict(method="coded")),
-    "only.rec64": (
-        "DP-REC without clipping, groups of 64",
-        dict(method="coded", size=64),
-    ),
+    "only.rec64": (f"{GROUPS} of 64", dict(method="coded", size=64)),
     "only.fedavg": ("plain averaging", dict(method="plain")),
 }
 CLAIMS = {
@@ -114,12 +103,13 @@ def grid(scale: str) -> list:
         for b in paper_setting("ablation.bits")[::-1]
     }
     for key, (name, how) in (bits | LINES).items():
-        columns = "acc", "comm"
-        fills = tuple(f"ours.{scale}.writer.{key}.{column}" for column in columns)
-        made = made_of(s, key.startswith("only")) | dict(after=shortened)
+        fills = tuple(f"ours.{scale}.writer.{key}.{x}" for x in ("acc", "comm"))
+        made = by_writer.made_of(s, key.startswith("only")) | dict(after=shortened)
         made |= dict(spec=partial(spec, n_clients=s["n_clients"], **how))
-        made |= dict(clients=partial(clients, scale=scale))
+        made |= dict(clients=lambda seed: by_writer.federation(scale))
         lines.append(Line(key, name, scale, fills, **made))
     asked = {k: v for k, v in CLAIMS.items() if scale != "smoke" or "/" not in v[1]}
     more = dict(memory=s["memory"])
-    return lines + [replace(claim, **more) for claim in claims_of(asked, s, scale)]
+    return lines + [
+        replace(claim, **more) for claim in by_writer.claims_of(asked, s, scale)
+    ]

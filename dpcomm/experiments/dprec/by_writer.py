@@ -8,7 +8,10 @@ __all__ = ['settings', 'grid']
 # %% ../../../nbs/dprec/by_writer.ipynb #76199b67
 from functools import cache, partial
 
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
+from dpcomm.experiments import accounts
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
 
@@ -70,19 +73,12 @@ def settings(scale: str) -> dict:
 @cache
 def federation(scale: str):
     "One client a writer; at smoke 24 clients that are dealt the digits evenly."
-    from dpcomm.core.random import seed_tree
-    from dpcomm.datasets import images
-
     data = images.load(settings(scale)["images"])
     if scale == "smoke":
         parts = images.iid(len(data.y), 24, seed_tree(0, "partition"))
     else:
         parts = images.by_writer(data.writers)
     return images.Federation(data, parts, "a client a writer")
-
-
-def clients(seed: int, scale: str):
-    return federation(scale)
 
 # %% ../../../nbs/dprec/by_writer.ipynb #66c5ee9a
 METHODS = {
@@ -107,8 +103,6 @@ def spec(config, sizes, eps: int, kind: str, n_clients: int):
     """One line of FEMNIST's columns; ValueError for a DDGauss whose bits are too few.
     [dprec Table 1]
     """
-    from dpcomm.experiments import accounts
-
     if "ddg" not in kind:
         return accounts.budget_spec(config, sizes, "femnist", eps, kind, n_clients)
     clip, ring_bits = paper_setting("fedavg.clip"), int(kind[3:])
@@ -163,7 +157,7 @@ CLAIMS |= {
 def grid(scale: str) -> list:
     "FEMNIST's columns, and the claims that can be asked of them. [dprec Table 1]"
     s = settings(scale)
-    lines = columns(s, scale, partial(clients, scale=scale))
+    lines = columns(s, scale, lambda seed: federation(scale))
     keys = {line.key for line in lines}
     asked = {k: needs for k, needs in CLAIMS.items() if keys.issuperset(needs)}
     return lines + claims_of(asked, s, scale)

@@ -10,10 +10,20 @@ import math
 from collections.abc import Callable
 from functools import cache, partial
 
+import numpy as np
+
+from dpcomm.core.wire import Bits
 from dpcomm.evidence import paper_tables
+from dpcomm.experiments import accounts
+from dpcomm.experiments.accounts import PREMISE
 from dpcomm.experiments.dprec.by_writer import SERVERS
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.privacy import accounting
+from dpcomm.training import downlink
+from dpcomm.training.federated import Config
+from dpcomm.training.state import SERVER_STATE
 
 # %% ../../../nbs/dprec/costs.ipynb #71cd1589
 TASKS = ("mnist", "femnist", "shakespeare", "solr")
@@ -35,9 +45,6 @@ def protocol(task: str, method: str, rounds: int = None, indices: int = None) ->
     """Arguments of downlink.count_bits: the message, the alternative to the history, the
     draws.
     """
-    from dpcomm.core.wire import Bits
-    from dpcomm.training.state import SERVER_STATE
-
     d, rec = paper_setting("n_params", task), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
     state, seed_bits = 0, 0
@@ -82,8 +89,6 @@ def protocol_of(name: str) -> dict:
 @cache
 def count(name: str, seed: int):
     """Both directions of a run as a Ledger; seed: root of the draws. [dprec Alg. 5]"""
-    from dpcomm.training import downlink
-
     return downlink.count_bits(**protocol_of(name), seed=seed)
 
 
@@ -103,8 +108,6 @@ def mechanism_of(task: str, eps: str, kind: str):
     """Stated noise of DP-FedAvg, stated clip of DP-REC; with a clip or a prior of size one,
     on which no epsilon depends. [dprec App. C.2]
     """
-    from dpcomm.mechanisms.contract import mechanism
-
     if kind == "rec":
         clip, groups = paper_setting(f"rec.c.{eps}", task), (1,) * n_groups(task)
         return mechanism("rec", clip_norm=clip, std=1.0, groups=groups)
@@ -115,9 +118,6 @@ def mechanism_of(task: str, eps: str, kind: str):
 @cache
 def epsilons(row: str) -> tuple:
     "Guarantees of a stated noise or clip, one an accountant. [dprec App. C.2]"
-    from dpcomm.experiments.accounts import PREMISE
-    from dpcomm.privacy import accounting
-
     task, eps, kind = row.split(".")
     n, m = paper_setting("n_clients", task), mechanism_of(task, eps, kind)
     run = dict(rounds=rounds_of(task, kind), n_clients=n)
@@ -136,9 +136,6 @@ def epsilons(row: str) -> tuple:
 @cache
 def as_run(row: str) -> dict:
     "Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."
-    from dpcomm.experiments import accounts
-    from dpcomm.training.federated import Config
-
     task, eps, kind = row.split(".")
     n, config = (
         paper_setting("n_clients", task),
@@ -150,10 +147,6 @@ def as_run(row: str) -> dict:
 
 def readings() -> dict:
     "StackOverflow's epsilon, if the second term of Theorem 1 is read otherwise."
-    import numpy as np
-
-    from dpcomm.privacy import accounting
-
     c, n = paper_setting("rec.c.eps1", "solr"), paper_setting("n_clients", "solr")
     cohort, delta = paper_setting("cohort", "solr"), n**-1.1
     slots, orders = paper_setting("rounds", "solr") * cohort, np.arange(2, 258)
@@ -171,8 +164,6 @@ def readings() -> dict:
 
 def paid(task: str, eps: int) -> float:
     "Epsilon that DP-FedAvg has left where it reaches DP-REC's accuracy. [dprec Sec. 4.1]"
-    from dpcomm.privacy import accounting
-
     keys = f"{task}.ratio_at_accuracy", f"{task}.ratio"
     at, whole = (paper_tables.cell("dprec", key).value for key in keys)
     rounds = round(rounds_of(task, "fedavg") * at / whole)
@@ -233,8 +224,6 @@ def computed(line: Line, seed: int, inputs, how, values: Callable, unit: str) ->
 
 
 def shares() -> list:
-    import numpy as np
-
     def share(c):
         return c.uplink_bits / (c.uplink_bits + c.downlink_bits)
 

@@ -6,9 +6,14 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/femnist.ipynb #d518cc80
-from functools import cache, partial
+from functools import cache
 
+import numpy as np
+
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import femnist, images
 from dpcomm.experiments.dprec.by_writer import columns, protocol
+from dpcomm.experiments.dprec.mnist import COUNTS
 from dpcomm.experiments.lines import Line, counted
 from dpcomm.experiments.lines import run_one as run_one
 
@@ -25,63 +30,19 @@ def settings(scale: str) -> dict:
     return protocol(**changes) | sizes
 
 # %% ../../../nbs/dprec/femnist.ipynb #8c17624e
-def letters(rng, n: int):
-    "(class in 0..61, 784 grey values): digits, turned and mirrored, as 62 classes."
-    import numpy as np
-
-    from dpcomm.datasets import images
-
-    digits = images.load("digits")
-    for kind in rng.integers(62, size=n):
-        same = np.flatnonzero(digits.y.numpy() == kind % 10)
-        image = np.rot90(digits.x[rng.choice(same), 0].numpy(), kind // 10 % 4)
-        image = image.T if kind >= 40 else image
-        yield int(kind), image.reshape(-1).round(2)
-
-
-def made_writers(n_writers: int, mean: float):
-    "A federation of invented writers."
-    import numpy as np
-    import torch
-
-    from dpcomm.core.random import seed_tree
-    from dpcomm.datasets import images
-
-    split = {}
-    for name, share in (("train", 1.0), ("test", 0.1)):
-        rng, sizes, rows = seed_tree(0, "made", name), [], []
-        for _ in range(n_writers):
-            sizes.append(max(2, int(rng.poisson(share * mean))))
-            rows += letters(rng, sizes[-1])
-        x = torch.from_numpy(np.stack([x for _, x in rows]).astype(np.float32))
-        y = torch.tensor([y for y, _ in rows])
-        split[name] = x.view(-1, 1, 28, 28), y, sizes
-    (x, y, sizes), test = split["train"], split["test"][:2]
-    writers = np.repeat(np.arange(n_writers), sizes)
-    data = images.Dataset("made LEAF file", x, y, *test, writers)
-    return images.Federation(data, images.by_writer(writers), "a client a writer")
-
-
 @cache
 def federation(scale: str):
-    "The writers; below full scale made ones."
-    from dpcomm.datasets import femnist
-
+    "The writers; below full scale scikit-learn's digits, dealt evenly."
     if scale == "full":
         return femnist.femnist()
-    return made_writers(settings(scale)["n_clients"], 30 if scale == "smoke" else 100)
-
-
-def clients(seed: int, scale: str):
-    return federation(scale)
-
-# %% ../../../nbs/dprec/femnist.ipynb #6eda04e1
-COUNTS = ("clients", "samples", "client_size.mean", "client_size.std")
+    data, n = images.load("digits"), settings(scale)["n_clients"]
+    parts = images.iid(len(data.y), n, seed_tree(0, "partition"))
+    return images.Federation(data, parts, "iid")
 
 # %% ../../../nbs/dprec/femnist.ipynb #a2dab6fd
 def grid(scale: str) -> list:
     "The columns and the counts. [dprec Tables 1 and 2]"
-    s, dealt = settings(scale), partial(clients, scale=scale)
+    s, dealt = settings(scale), lambda seed: federation(scale)
     fills = tuple(f"femnist.{name}" for name in COUNTS)
     more = dict(data=s["data"], memory=s["memory"], clients=dealt)
     who = "partition", "clients and their sizes", scale, fills

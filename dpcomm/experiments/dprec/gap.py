@@ -9,6 +9,10 @@ __all__ = ['grid']
 from dataclasses import replace
 from functools import cache
 
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import images
+from dpcomm.evidence import paper_tables
+from dpcomm.experiments.accounts import mnist_clients, mnist_spec
 from dpcomm.experiments.dprec.mnist import NAMES
 from dpcomm.experiments.dprec.tight import settings
 from dpcomm.experiments.lines import Line
@@ -35,18 +39,12 @@ CHANGES = {"adam": dict(adam_eps=1e-3), "step": dict(server_lr=1e-3)}  # of Conf
 
 def clip(eps: int, version: str) -> float:
     "Clip over the prior's standard deviation that a text states. [dprec App. C.2]"
-    from dpcomm.evidence import paper_tables
-
     return float(paper_tables.hyper("dprec", f"rec.c.eps{eps}", "mnist", version).value)
 
 # %% ../../../nbs/dprec/gap.ipynb #b6da5083
 @cache
 def clients(factor: str, scale: str, deal: int = 0):
     "The MNIST experiment's clients, with other pixels, test images or sizes."
-    from dpcomm.core.random import seed_tree
-    from dpcomm.datasets import images
-    from dpcomm.experiments.accounts import mnist_clients
-
     s = settings(scale)
     dealt = mnist_clients(s["images"], s["n_clients"], deal)
     data = dealt.data
@@ -73,8 +71,6 @@ def gap_line(
     method = "fedavg" if kind == "fedavg" else "rec"
 
     def spec(config, sizes):
-        from dpcomm.experiments.accounts import mnist_spec
-
         setting = clip(eps, "iclr") if iclr else None
         return mnist_spec(config, sizes, eps, method, s["n_clients"], setting)
 

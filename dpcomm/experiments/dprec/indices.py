@@ -7,13 +7,29 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/indices.ipynb #aeb4376f
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
+import torch
+from scipy import special, stats
+
+from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.core.vectors import flatten
+from dpcomm.core.wire import unpack_bits
+from dpcomm.experiments import accounts
+from dpcomm.experiments.accounts import mnist_clients
 from dpcomm.experiments.dprec import by_writer
 from dpcomm.experiments.dprec.by_writer import paper_config, paper_setting
 from dpcomm.experiments.lines import Line, source_of
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms.rec import Rec, log_weights
+from dpcomm.training import downlink, models
+from dpcomm.training.federated import Config
+from dpcomm.training.local_sgd import evaluate
+from dpcomm.training.round import train_cohort
+from dpcomm.training.state import Task, sample_cohort
 
 # %% ../../../nbs/dprec/indices.ipynb #a454824f
 def settings(scale: str) -> dict:
@@ -34,18 +50,8 @@ K = 128  # candidates of a group, of seven bits an index
 
 def told(logits):
     "Bits of an index that knowledge of the softmax of logits, (n, K), saves; (n,)."
-    from scipy import special
-
     entropy = special.entr(special.softmax(logits, axis=1)).sum(1)
     return math.log2(K) - entropy / math.log(2)
-
-
-def limit(s):
-    """Bits of an index that knowledge of the update saves at most.
-
-    s: length of a group over the prior's standard deviation, any shape.
-    """
-    return (1 - 1 / K) * s**2 / 2 / math.log(2)
 
 
 def along(u, v, m) -> tuple:
@@ -53,8 +59,6 @@ def along(u, v, m) -> tuple:
 
     u: updates, (n, d). v: the last server update, (d,). m: Rec.
     """
-    import torch
-
     cut, sizes = m.clip(u) / m.std, list(m.sizes(u.shape[1]))
 
     def square(x):
@@ -70,8 +74,6 @@ def choose(length, part, rng) -> tuple:
     Returns: bits told, rank of the choice along v, b of all candidates and of the
     choice.
     """
-    import numpy as np
-
     cosine = np.clip(part / np.maximum(length, 1e-30), -1, 1)[:, None]
     x = rng.standard_normal((len(length), K))
     b = cosine * x + np.sqrt(1 - cosine**2) * rng.standard_normal(x.shape)
@@ -90,9 +92,6 @@ def price(state: dict, lengths, parts, rng) -> list:
     (n, groups).
     Returns: bits an index that each of CODES saves.
     """
-    import numpy as np
-    from scipy import special
-
     saved, ranks, chosen, beta = [], [], [], state["sum"] / max(state["n"], 1)
     table = np.log2(K * state["counts"] / state["counts"].sum())
     for length, part in zip(lengths, parts):
@@ -116,18 +115,6 @@ def priced_run(m, net, clients, config, seed: int, workers: int = 1) -> tuple:
 
     Returns: history of bits saved, scores and traffic at the end, last updates (n, d).
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    import numpy as np
-    import torch
-
-    from dpcomm.core.random import seed_tree
-    from dpcomm.core.vectors import flatten
-    from dpcomm.training import downlink
-    from dpcomm.training.local_sgd import evaluate
-    from dpcomm.training.round import train_cohort
-    from dpcomm.training.state import Task, sample_cohort
-
     torch.set_num_threads(1)
     state, history, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, [], None
     w = flatten(p.detach() for p in net.parameters())
@@ -163,9 +150,6 @@ def evenness(k) -> tuple:
     """Whether indices, (n,), are uniform: p of a chi-square test, entropy, corrected
     entropy, bits of an adaptive code. [Pearson 1900; Miller 1955]
     """
-    import numpy as np
-    from scipy import special, stats
-
     n, counts = len(k), np.bincount(k, minlength=K)
     plain = special.entr(counts / n).sum() / math.log(2)
     code = special.gammaln(n + K / 2) - special.gammaln(K / 2)
@@ -181,12 +165,6 @@ def both_indices(m, updates, seed: int, n_messages: int, first: int) -> tuple:
 
     m: Rec with equal groups. updates: (n, d), taken in turn. first: groups of each.
     """
-    import numpy as np
-
-    from dpcomm.core.random import Insecure, seed_tree
-    from dpcomm.core.wire import unpack_bits
-    from dpcomm.mechanisms.rec import log_weights
-
     size, fresh = m.groups[0], []
     many, length = replace(m, groups=(size,) * first), size * first
     for i in range(n_messages):
@@ -204,16 +182,11 @@ UNCLIPPED = 1e6  # a norm that no update has
 
 def clients(scale: str):
     "Clients by writer, or with Dirichlet labels where the writers are not known."
-    from dpcomm.experiments.accounts import mnist_clients
-
     small = scale == "smoke"
     return mnist_clients("digits", 24) if small else by_writer.federation(scale)
 
 
 def network(scale: str, seed: int = 0):
-    from dpcomm.core.random import seed_tree
-    from dpcomm.training import models
-
     return models.build(settings(scale)["net"], seed_tree(seed, "init"))
 
 
@@ -222,10 +195,6 @@ def spec(line: Line, clips: bool, size: int = None):
 
     size: of equal groups; None: a group a tensor.
     """
-    from dpcomm.experiments import accounts
-    from dpcomm.mechanisms.rec import Rec
-    from dpcomm.training.federated import Config
-
     config, std = Config(**line.changes), paper_setting("rec.std")
     sizes = tuple(p.numel() for p in network(line.scale).parameters())
     if clips:
@@ -237,8 +206,6 @@ def spec(line: Line, clips: bool, size: int = None):
 
 def play(line: Line, seed: int, inputs, how: dict, clips: bool, size: int = None):
     "Train one case, and say what its indices could save."
-    import numpy as np
-
     s, made, dealt = settings(line.scale), spec(line, clips, size), clients(line.scale)
     m, config, d = made.mechanism, made.config, sum(made.mechanism.groups)
     run = m, network(line.scale, seed), dealt, config, seed, how.get("workers", 1)

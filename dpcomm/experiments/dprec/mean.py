@@ -6,11 +6,18 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/mean.ipynb #93d9755b
+import hashlib
 import math
 from functools import cache, partial
 
+import numpy as np
+import torch
+
+from dpcomm.core.random import seed_tree
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms import sqkr
+from dpcomm.mechanisms.contract import mechanism
 
 # %% ../../../nbs/dprec/mean.ipynb #48122e7c
 INFERRED = {"std": "rec.std", "shrink": "sqkr.shrink", "support": "sqkr.support"}
@@ -27,11 +34,6 @@ def vectors(seed: int, d: int, n: int, means: tuple = (10, 1)):
     """The clients' vectors, (n, d) float32, rows of norm one.
     [Chen et al. 2020, published notebook]
     """
-    import numpy as np
-    import torch
-
-    from dpcomm.core.random import seed_tree
-
     x = seed_tree(seed, "data").standard_normal((n, d))
     x += np.repeat([[means[0]], [means[1]]], [n // 2, n - n // 2], axis=0)
     return torch.from_numpy(x / np.linalg.norm(x, axis=1, keepdims=True)).float()
@@ -47,8 +49,6 @@ def collision(ratio):
 
     ratio: length over standard deviation, any shape.
     """
-    import numpy as np
-
     z = np.linspace(-8, 8, 4001)
     weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
     return (1 + np.tanh(np.multiply.outer(ratio, z) / math.sqrt(2)) ** 2 @ weight) / 2
@@ -59,8 +59,6 @@ def rec_error(x, t: float, std: float) -> float:
 
     x: (n, d). t, std: of the prior.
     """
-    import numpy as np
-
     phi, (n, d) = away(x, t).double().numpy(), x.shape
     norm = np.linalg.norm(phi, axis=1)
     grid = np.linspace(norm.min(), norm.max() + 1e-9, 60)
@@ -95,8 +93,6 @@ def least_bits(slots: int, delta: float) -> int:
 # %% ../../../nbs/dprec/mean.ipynb #2b954add
 def method(key: str):
     "SQKR or DP-REC. [dprec App. D.2]"
-    from dpcomm.mechanisms.contract import mechanism
-
     if key.startswith("sqkr"):
         shrink, support = paper_setting("sqkr.shrink"), paper_setting("sqkr.support")
         return mechanism("sqkr", clip_norm=1.0, shrink=shrink, support=support)
@@ -106,9 +102,6 @@ def method(key: str):
 
 def estimate(key: str, x, seed: int, t: float):
     "The mean of x, (n, d), as the server sees it; t: of the prior."
-    from dpcomm.core.random import seed_tree
-    from dpcomm.mechanisms import sqkr
-
     m, rng = method(key), seed_tree(seed, "run", key)
     if key == "sqkr.public":
         frame = sqkr.frame(x.shape[1], m.frame_seed)
@@ -130,8 +123,6 @@ def closed_form(key: str, scale: str, t: float) -> float:
 
 # %% ../../../nbs/dprec/mean.ipynb #a266f3d9
 def about(scale: str) -> dict:
-    import hashlib
-
     s = settings(scale)
     hashed = hashlib.sha256(vectors(0, **s).numpy().tobytes()).hexdigest()[:12]
     data = dict(name="halves N(10, 1) and N(1, 1), unit norm", n=s["n"])

@@ -8,6 +8,7 @@ __all__ = ['settings', 'grid']
 # %% ../../../nbs/dprec/mnist.ipynb #565d2202
 from functools import partial
 
+from dpcomm.experiments.accounts import mnist_clients, mnist_spec
 from dpcomm.experiments.lines import Line, counted
 from dpcomm.experiments.lines import run_one as run_one
 
@@ -29,14 +30,10 @@ MINUTES = {"linear": 0.1, "lenet5": 20, "cnn": 47}
 
 
 def clients(seed: int, s: dict):
-    from dpcomm.experiments.accounts import mnist_clients
-
     return mnist_clients(s["images"], s["n_clients"])
 
 
 def spec(config, sizes, s: dict, eps: int, kind: str):
-    from dpcomm.experiments.accounts import mnist_spec
-
     return mnist_spec(config, sizes, eps, kind, s["n_clients"])
 
 # %% ../../../nbs/dprec/mnist.ipynb #1e0439fb

@@ -6,12 +6,22 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/quantised.ipynb #401c2438
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import torch
+
+from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import clip_l2, pack
+from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import mnist
 from dpcomm.experiments.dprec.mnist import NAMES, clients
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms.quantised import Quantised, survival
+from dpcomm.privacy.accounting import INTEGER_ORDERS
+from dpcomm.training import models
+from dpcomm.training.round import train_cohort
 
 # %% ../../../nbs/dprec/quantised.ipynb #9d19f5cb
 def settings(scale: str) -> dict:
@@ -30,16 +40,11 @@ READINGS = {
 
 def spec(config, sizes, s: dict, kind: str):
     "Mechanism, configuration and guarantee of one line. [dprec App. C.2, D.3]"
-    from dpcomm.experiments import accounts
-    from dpcomm.mechanisms.quantised import Quantised
-    from dpcomm.privacy.accounting import INTEGER_ORDERS
-
     n = s["n_clients"]
     if kind in NAMES:
         return accounts.mnist_spec(config, sizes, 3, kind, n)
-    clip, sigma = (
-        stated("dprec", "mnist", f"fedavg.{x}") for x in ("clip", "sigma.eps3")
-    )
+    clip = stated("dprec", "mnist", "fedavg.clip")
+    sigma = accounts.stated_setting("mnist", 3, "fedavg")
     fields = {"quant8-random": dict(rounding="random")}
     fields["quant8-range"] = dict(top=4 / sum(sizes) ** 0.5)
     made = Quantised(clip, sigma, exact=False, **fields.get(kind, {}))
@@ -48,15 +53,6 @@ def spec(config, sizes, s: dict, kind: str):
 
 def survives(task, w) -> float:
     "Length that quantisation leaves of clipped updates along their own direction."
-    from concurrent.futures import ThreadPoolExecutor
-
-    import torch
-
-    from dpcomm.core.random import seed_tree
-    from dpcomm.core.vectors import clip_l2
-    from dpcomm.mechanisms.quantised import survival
-    from dpcomm.training.round import train_cohort
-
     config, seed = task.config, task.seed
     rng = seed_tree(seed, "survival")
     cohort = rng.choice(len(task.federation.parts), config.cohort, replace=False)
@@ -70,10 +66,6 @@ def survives(task, w) -> float:
 
 def with_survival(outcome, task, done, cells: dict):
     "What quantisation leaves of the updates of the first and of the last weights."
-    from dpcomm.core.random import seed_tree
-    from dpcomm.core.vectors import pack
-    from dpcomm.training import models
-
     first = models.build(outcome["config"]["model"], seed_tree(task.seed, "init"))
     ends = {"first": pack(first), "last": done.w.detach().cpu()}
     left = {cell: [survives(task, ends[end]), "of 1"] for end, cell in cells.items()}

@@ -8,10 +8,15 @@ __all__ = ['settings', 'grid']
 # %% ../../../nbs/dprec/shakespeare.ipynb #d9f7fb6f
 from functools import cache, partial
 
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import shakespeare
+from dpcomm.datasets.shakespeare import SYMBOLS
+from dpcomm.experiments.accounts import budget_spec
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import COUNTS, NAMES
 from dpcomm.experiments.lines import Line, counted, source_of, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.training import models
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #a0405d09
 paper_setting = partial(stated, "dprec", "shakespeare")
@@ -20,9 +25,8 @@ paper_setting = partial(stated, "dprec", "shakespeare")
 def settings(scale: str) -> dict:
     "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     s = dict(text="roles", n_clients=paper_setting("n_clients"), shorten=None)
-    s |= dict(
-        n_test=None, hidden=256, data=("shakespeare",), memory=2.0, minutes=30_000
-    )
+    s |= dict(n_test=None, hidden=256, data=("shakespeare",), memory=2.0)
+    s |= dict(minutes=30_000)
     s |= dict(clip=paper_setting("fedavg.clip"), std=paper_setting("rec.std"))
     changes = dict(rounds=paper_setting("rounds"), eval_every=10)
     if scale == "quick":
@@ -38,8 +42,6 @@ def settings(scale: str) -> dict:
 @cache
 def federation(scale: str):
     "The roles of a scale. [dprec App. C.1]"
-    from dpcomm.datasets import shakespeare
-
     s = settings(scale)
     if s["text"] == "roles":
         return shakespeare.shakespeare(None, s["n_clients"], s["shorten"], s["n_test"])
@@ -47,45 +49,22 @@ def federation(scale: str):
     return shakespeare.federate(roles, "made", "made roles", s["shorten"], s["n_test"])
 
 
-def clients(seed: int, scale: str):
-    return federation(scale)
-
-
 def network(seed: int, hidden: int):
     "The recurrent network with the weights of a seed."
-    from dpcomm.core.random import seed_tree
-    from dpcomm.training import models
-
     net = models.CharLSTM(hidden=hidden)
     return models.initialise(net, seed_tree(seed, "init"))
 
 
 def spec(config, sizes, s: dict, kind: str):
-    from dpcomm.experiments.accounts import budget_spec
-
     who = "shakespeare", 3, kind, s["n_clients"], s["clip"], s["std"]
     return budget_spec(config, sizes, *who)
 
 
-def source(clients) -> dict:
-    return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
-
-
-def with_source(outcome, task, done) -> dict:
-    return outcome | dict(data=source(task.federation))
-
-
-def counts(line: Line, *run) -> dict:
-    return counted(line, *run) | dict(data=source(line.clients(0)))
-
-
 def spaces(line: Line, seed: int, inputs, how: dict) -> dict:
     "How often the next character is a space."
-    from dpcomm.datasets.shakespeare import SYMBOLS
-
     space = line.clients(seed).data.y_test == SYMBOLS.index(" ")
     share = [100 * int(space.sum()) / len(space), "percent"]
-    return dict(cells={line.fills[0]: share}, data=source(line.clients(seed)))
+    return dict(cells={line.fills[0]: share}, data=source_of(line.clients(seed)))
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #d4046775
 def grid(scale: str) -> list:
@@ -93,12 +72,12 @@ def grid(scale: str) -> list:
     s = settings(scale)
     ours = "ours.shakespeare" if scale == "full" else f"ours.{scale}.shakespeare"
     common = dict(data=s["data"], memory=s["memory"])
-    common |= dict(clients=partial(clients, scale=scale))
+    common |= dict(clients=lambda seed: federation(scale))
     noted = {name: s[name] for name in ("n_clients", "text", "shorten", "n_test")}
     net = "lstm" if s["hidden"] == 256 else f"lstm, {s['hidden']} wide"
     noted |= dict(task="shakespeare", model=net)
     made = dict(net=partial(network, hidden=s["hidden"]), changes=s["changes"])
-    made |= dict(noted=noted, after=with_source, minutes=s["minutes"])
+    made |= dict(noted=noted, minutes=s["minutes"])
     lines = []
     for kind, name in NAMES.items():
         key, made["spec"] = f"eps3.{kind}", partial(spec, s=s, kind=kind)
@@ -110,5 +89,5 @@ def grid(scale: str) -> list:
     )
     part = "partition", "clients and their sizes", scale, fills
     space = "space", "always predicting the space", scale, (f"{ours}.space.acc",)
-    lines.append(Line(*part, **common, compute=counts))
+    lines.append(Line(*part, **common, compute=counted))
     return [*lines, Line(*space, **common, compute=spaces)]

@@ -9,10 +9,16 @@ __all__ = ['settings', 'grid']
 from dataclasses import asdict, replace
 from functools import cache, partial
 
+import torch
+
+from dpcomm.datasets import stackoverflow
+from dpcomm.datasets.stackoverflow import SyntheticPosts
+from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import NAMES
-from dpcomm.experiments.lines import Line, source_of, stated, train
+from dpcomm.experiments.lines import Line, stated, train
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.training.models import TagRegression, recall, tag_loss
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #3da7538a
 paper_setting = partial(stated, "dprec", "solr")
@@ -36,8 +42,6 @@ def settings(scale: str) -> dict:
 # %% ../../../nbs/dprec/stackoverflow.ipynb #5618fced
 @cache
 def posts(scale: str):
-    from dpcomm.datasets.stackoverflow import SyntheticPosts
-
     s = settings(scale)
     return SyntheticPosts(s["n_clients"], **s["posts"])
 
@@ -45,46 +49,26 @@ def posts(scale: str):
 @cache
 def federation(scale: str, n_test: int = None):
     "Made clients. [dprec App. C.1]"
-    from dpcomm.datasets import stackoverflow
-
     n_test = n_test or settings(scale)["n_test"]
     return stackoverflow.federation(posts(scale), n_test)
 
 
 def network(seed: int, scale: str):
-    from dpcomm.training.models import TagRegression
-
     return TagRegression(posts(scale).n_words, posts(scale).n_tags)
-
-
-def metrics():
-    from dpcomm.training.models import recall
-
-    return recall
-
-
-def loss():
-    from dpcomm.training.models import tag_loss
-
-    return tag_loss
 
 
 @cache
 def floor(scale: str) -> float:
     "Recall of the five most frequent tags, whatever the post says, in percent."
-    import torch
-
     clients, made = federation(scale), posts(scale)
     bias = torch.from_numpy(made.tables["topics"] @ made.tables["tags"]).float()
     w = torch.cat([torch.zeros(made.n_words * made.n_tags), bias])
     test = clients.data.x_test, clients.data.y_test
-    return metrics()(network(0, scale), w, *test)["recall5"]
+    return recall(network(0, scale), w, *test)["recall5"]
 
 
 def spec(config, sizes, scale: str, kind: str, brief: bool = False):
     "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
-    from dpcomm.experiments import accounts
-
     made = posts(scale)
     groups = (made.n_words * made.n_tags // 5,) * 5 + (made.n_tags,)
     proved = dict(accountant="exact-classic") if scale == "full" else {}
@@ -95,19 +79,14 @@ def spec(config, sizes, scale: str, kind: str, brief: bool = False):
     return accounts.Spec(spec.mechanism, replace(spec.config, rounds=2, eval_every=2))
 
 
-def source(clients, scale: str) -> dict:
-    data = {k: v for k, v in source_of(clients).items() if k != "n_train"}
-    return data | dict(made=asdict(posts(scale)))
-
-
-def with_source(outcome, task, done, scale: str) -> dict:
-    return outcome | dict(data=source(task.federation, scale))
-
-
-def with_recall(outcome, task, done, scale: str, cell: str) -> dict:
-    outcome["config"] |= dict(floor=floor(scale))
-    recall = [outcome["final"]["recall5"], "made-percent"]
-    return outcome | dict(cells={cell: recall}, data=source(task.federation, scale))
+def noted(outcome, task, done, scale: str, cell: str = "") -> dict:
+    "With the posts, and the recall in the place of an accuracy."
+    data = {k: v for k, v in outcome["data"].items() if k != "n_train"}
+    outcome |= dict(cells={}, data=data | dict(made=asdict(posts(scale))))
+    if cell:
+        outcome["config"] |= dict(floor=floor(scale))
+        outcome["cells"] = {cell: [outcome["final"]["recall5"], "made-percent"]}
+    return outcome
 
 
 def two_rounds(line: Line, seed: int, inputs, how: dict) -> dict:
@@ -121,16 +100,17 @@ def made_line(key: str, name: str, scale: str, as_at: str, kind: str, **fields) 
     "A line with the posts and the mechanism of a scale `as_at`."
     s, brief = settings(as_at), key.startswith("cost")
     clients = partial(federation, as_at, 100 if brief else None)
-    made = dict(net=partial(network, scale=as_at), metrics=metrics, loss=loss)
-    made |= dict(clients=lambda seed: clients(), changes=s["changes"])
+    made = dict(clients=lambda seed: clients(), changes=s["changes"])
+    made |= dict(metrics=lambda: recall, loss=lambda: tag_loss)
+    made |= dict(net=partial(network, scale=as_at))
     made |= dict(spec=partial(spec, scale=as_at, kind=kind, brief=brief))
     if brief:
-        made |= dict(after=partial(with_source, scale=as_at), compute=two_rounds)
+        made |= dict(after=partial(noted, scale=as_at), compute=two_rounds)
         return Line(key, name, scale, **made | fields)
     fills = (f"solr.{key}.recall5",)
-    made |= dict(after=partial(with_recall, scale=as_at, cell=fills[0]))
-    noted = dict(model="TagRegression")
-    return Line(key, name, scale, fills, noted=noted, **made | fields)
+    made |= dict(after=partial(noted, scale=as_at, cell=fills[0]))
+    made |= dict(noted=dict(model="TagRegression"))
+    return Line(key, name, scale, fills, **made | fields)
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #233a1090
 def grid(scale: str) -> list:

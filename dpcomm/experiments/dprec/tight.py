@@ -9,10 +9,12 @@ __all__ = ['settings', 'grid']
 from dataclasses import replace
 from functools import cache, partial
 
+from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import mnist
 from dpcomm.experiments.dprec.mnist import clients
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.privacy.accounting import INTEGER_ORDERS
 
 # %% ../../../nbs/dprec/tight.ipynb #4c5605d4
 def settings(scale: str) -> dict:
@@ -36,26 +38,18 @@ def setting(eps: int, kind: str) -> float:
     """Clip over std of DP-REC, or noise multiplier of DP-FedAvg, that a budget allows by
     one accountant. [page dprec/theorem]
     """
-    from dpcomm.experiments import accounts
-
     paper_setting = partial(stated, "dprec", "mnist")
     run = [paper_setting(name) for name in ("n_clients", "cohort", "rounds")]
     if kind == "fedavg-tight":
-        return accounts.tight_sigma(eps, *run)
+        return accounts.calibrated_sigma(eps, *run, tight=True)
     if kind in ("rec-tight", "rec-pld"):
-        return accounts.tight_c(
-            eps, *run, paper_setting("n_tensors"), kind == "rec-pld"
-        )
-    return paper_setting(
-        f"rec.c.eps{eps}" if kind == "rec" else f"fedavg.sigma.eps{eps}"
-    )
+        n_groups = paper_setting("n_tensors")
+        return accounts.tight_c(eps, *run, n_groups, kind == "rec-pld")
+    return accounts.stated_setting("mnist", eps, kind.partition("-")[0])
 
 # %% ../../../nbs/dprec/tight.ipynb #c49c8f0e
 def spec(config, sizes, s: dict, eps: int, kind: str):
     "Mechanism, configuration and the guarantee by the accountant of a kind."
-    from dpcomm.experiments import accounts
-    from dpcomm.privacy.accounting import INTEGER_ORDERS
-
     n, method = s["n_clients"], kind.partition("-")[0]
     made = accounts.mnist_spec(config, sizes, eps, method, n, setting(eps, kind))
     poisson = dict(sampling="poisson")

@@ -11,9 +11,15 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, partial
 
+import numpy as np
+
+from dpcomm.core.wire import Bits
 from dpcomm.evidence import paper_tables
+from dpcomm.experiments.accounts import PREMISE
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.privacy import accounting
+from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 
 TASKS = {"fmnist": "Fashion-MNIST", "medical": "medical data"}
 PRINTED = {c.key: c.value for c in paper_tables.cells("fltop")}
@@ -71,9 +77,6 @@ def run_of(task: str) -> tuple:
 @cache
 def guarantee(task: str, rounds: int, accountant: str = "rdp-classic"):
     "Of the paper's settings if cohorts were Poisson samples. [fltop Thm. 1]"
-    from dpcomm.experiments.accounts import PREMISE
-    from dpcomm.privacy import accounting
-
     rate, sigma, delta = run_of(task)
     how = dict(accountant=accountant, note=KNOWN, premises={"sampling": PREMISE})
     if accountant == "rdp-classic":
@@ -85,8 +88,6 @@ def guarantee(task: str, rounds: int, accountant: str = "rdp-classic"):
 @cache
 def as_run(task: str) -> dict:
     "Relation -> Guarantee, of cohorts of a fixed size. [page fltop/privacy]"
-    from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
-
     rate, sigma, delta = run_of(task)
     run = sigma, rate, paper_setting(task, "rounds"), delta
     return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
@@ -96,10 +97,6 @@ def at_ratio(line: Line, seed, inputs, how, task: str, ratio: str) -> dict:
     """Costs and epsilons of every row of one ratio, and the traffic of a whole run: of
     FL-TOP, or of FL-STD at 100 %.
     """
-    import numpy as np
-
-    from dpcomm.core.wire import Bits
-
     s, k = settings("full")[task], entries(task, ratio)
     cells, squares = {}, []
     for row in rows_at(task, ratio):

@@ -6,27 +6,288 @@
 __all__ = ['CHANGED', 'settings', 'grid']
 
 # %% ../../../nbs/fltop/fmnist.ipynb #7a168bd9
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import pack
+from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments.fltop import scheme_grid
-from dpcomm.experiments.fltop.scheme_grid import (
-    MAIN,
-    Column,
-    Public,
-    Scheme,
-    Study,
-    twins,
-)
+from dpcomm.evidence.verdicts import Table
+from dpcomm.experiments import accounts
+from dpcomm.experiments.lines import Line, source_of, stated, train
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms import topk
+from dpcomm.privacy.accounting import INTEGER_ORDERS
+from dpcomm.training import models
+from dpcomm.training.fused import train_fused
 
+paper_setting = partial(stated, "fltop")
+
+# %% ../../../nbs/fltop/fmnist.ipynb #2dd7863a
+MAIN = ("FL-TOP", "FL-BASIC", "FL-CS")
+
+
+@dataclass(frozen=True, order=True)
+class Scheme:
+    "A way of choosing weights, and how many."
+
+    name: str  # key of topk.SCHEMES
+    private: bool
+    percent: float  # of the weights
+
+    @property
+    def key(self) -> str:
+        word = self.name.lower().replace("-", "_")
+        return f"{word}{'_dp' * self.private}.r{self.percent:g}"
+
+    def __str__(self):
+        return f"{self.name}{'-DP' * self.private}, r = {self.percent:g} %"
+
+
+def twins(names, percents, private: tuple = (True, False)) -> list:
+    "Schemes with and without privacy: ratio by ratio, name by name."
+    return [Scheme(n, dp, r) for r in percents for n in names for dp in private]
+
+# %% ../../../nbs/fltop/fmnist.ipynb #e68fefee
+@dataclass(frozen=True, eq=False)
+class Public:
+    "An initial network and the public batch that it is tried on. [fltop Sec. 3.1]"
+
+    study: Any  # Study
+    model: Any  # Sequential, with its initial weights
+    x: Any  # (B, ...) inputs
+    y: Any  # (B,) labels
+    loss: Any  # (scores, y) -> mean loss
+
+    @cached_property
+    def start(self):
+        "Initial weights, (d,)."
+        return pack(self.model)
+
+    @cached_property
+    def scores(self):
+        "Sum of absolute gradients, (d,)."
+        how = dict(x=self.x, y=self.y, loss=self.loss, lr=self.study.changes["lr"])
+        steps = paper_setting(self.study.task, "init_steps")
+        return topk.public_gradients(self.model, self.start, steps=steps, **how)
+
+    def update(self, mask=None):
+        """Update of a client that holds the public batch, (d,). [fltop Alg. 2]
+
+        mask: (d,) 1 where a weight may move; None: all of them.
+        """
+        changes = self.study.changes
+        plan = torch.arange(len(self.x)).repeat(1, changes["epochs"], 1)
+        how = dict(x=self.x, y=self.y, plan=plan, lr=changes["lr"], mask=mask)
+        return train_fused(self.model, self.start, **how)[0][0]
+
+    @cached_property
+    def free(self):
+        "Update of all weights, (d,)."
+        return self.update()
+
+    def mechanism(self, scheme: Scheme, seed: int = 0, clip: float = None):
+        """The mechanism of a scheme. [fltop Secs. 4 and D]
+
+        seed: of public random choices. clip: S, > 0; None: no privacy.
+        """
+        name, ratio, s = scheme.name, scheme.percent / 100, self.study
+        support = topk.top_k(self.scores, ratio) if name.startswith("FL-TOP") else None
+        noise = (1.0, None) if clip is None else (clip, s.sigma)
+        run = name, ratio, s.changes["cohort"], *noise, support
+        return topk.scheme(*run, seed=seed, chunks=s.chunks)
+
+    def threshold(self, scheme: Scheme, seed: int = 0) -> float:
+        "Clipping threshold S by the paper's rule. [fltop Sec. 4]"
+
+        def train(mask):
+            return self.free if mask is None else self.update(mask.float())
+
+        s = self.study
+        draws = s.cs_draws if scheme.name == "FL-CS" and s.cs_draws else s.draws
+        return topk.public_norm(
+            self.mechanism(scheme, seed), train, len(self.start), draws
+        )
+
+# %% ../../../nbs/fltop/fmnist.ipynb #eca55095
+@dataclass(frozen=True)
+class Column:
+    "A number of a trained scheme."
+
+    at: str  # best or last round, or another part of `final`
+    score: str  # name in it; percent where it ends in 'accuracy'
+    unit: str = "fraction"  # of the cell
+
+    def cell(self, final: dict, other: dict = None) -> list:
+        "The number, or by how much it is above another's, and its unit."
+
+        def value(end):
+            return (end if self.at == "last" else end[self.at])[self.score]
+
+        number = value(final) - value(other) if other else value(final)
+        return [number / 100 if self.score.endswith("accuracy") else number, self.unit]
+
+
+def compared(line: Line, seed: int, inputs: dict, how, columns) -> dict:
+    "Difference of two records, a cell a column."
+    ends = [inputs[key].final for key in line.needs]
+    cells = {key: column.cell(*ends) for key, column in zip(line.fills, columns)}
+    return dict(cells=cells, data=inputs[line.needs[0]].data)
+
+# %% ../../../nbs/fltop/fmnist.ipynb #1d04823d
+@dataclass(frozen=True, eq=False)
+class Study:
+    """All schemes on one data set at one scale. A task adds `cell`, `clip`, `federation`
+    and `public`. [fltop Table 5]
+    """
+
+    task: str  # fmnist or medical: whose settings and cells
+    scale: str  # smoke, quick or full
+    schemes: tuple  # what matters most first
+    columns: dict  # name of a number that a scheme fills -> Column
+    changes: dict  # of Config
+    n_clients: int  # in the federation
+    net: str  # name of the network
+    score: str  # in the history, that the best round has most of
+    minutes: tuple  # expected for a scheme, and for the thresholds of a ratio
+    common: dict  # fields of every line: data, memory
+    sigma: float  # noise multiplier of private schemes, > 0
+    chunks: int  # P of FL-CS
+    draws: int  # random supports whose median is a threshold, >= 1
+    cs_draws: int | None = None  # the same for FL-CS, where it differs
+    table: str = ""  # data set that keys begin with; empty where there is but one
+    stride: int = 1  # between the seeds of random supports
+    metrics: Any = None  # of every line
+    cell: ClassVar[Any]
+    clip: ClassVar[Any]
+    federation: ClassVar[Any]
+    public: ClassVar[Any]
+
+    @classmethod
+    def of_paper(cls, task: str, changes: dict, **others):
+        "The paper's settings, and what a task adds or changes."
+        theirs = dict(rounds="rounds", epochs="local_steps", lr="client_lr")
+        taken = {name: paper_setting(task, key) for name, key in theirs.items()}
+        rules = dict(server="sgd", server_lr=1.0, engine="fused")
+        theirs = dict(sigma="sigma", chunks="cs.chunks", draws="sensitivity.repeats")
+        fields = {name: paper_setting(task, key) for name, key in theirs.items()}
+        return cls(task, changes=taken | rules | changes, **fields | others)
+
+    def line(self, key: str, name: str, numbers, compute, **fields) -> Line:
+        "A line of this data set; numbers: names that `cell` takes."
+        if self.table:
+            key, name = f"{self.table}.{key}", f"{name}, {self.table}"
+        fills = tuple(filter(None, map(self.cell, numbers)))
+        fields |= dict(seeds=(0, 1, 2), compute=compute) | self.common
+        return Line(key, name, self.scale, fills, **fields)
+
+    def scheme_line(self, scheme: Scheme, before: str = "", what: str = "", **made):
+        "A line that trains one scheme; before, what: names of a change of it."
+        key, changes = before + scheme.key, self.changes
+        if scheme.name == "FL-CS":
+            names = dict(server_lr="cs.server_lr", momentum="cs.momentum")
+            momentum = {n: paper_setting(self.task, key) for n, key in names.items()}
+            changes = changes | dict(server="momentum") | momentum
+        fields = dict(changes=changes, noted={"model": f"{self.net}, glorot"})
+        fields |= dict(clients=lambda seed: self.federation, metrics=self.metrics)
+        numbers = [f"{key}.{column}" for column in self.columns]
+        how = partial(self.train, scheme=scheme, **made)
+        return self.line(
+            key, f"{scheme}{what}", numbers, how, minutes=self.minutes[0], **fields
+        )
+
+    def listed(self) -> list:
+        "Every scheme, then the thresholds of every ratio."
+        lines, ratios = [], {}
+        for scheme in self.schemes:
+            lines.append(self.scheme_line(scheme, clip=self.clip(scheme)))
+            if scheme.private:
+                ratios.setdefault(f"{scheme.percent:g}", []).append(scheme)
+        for r, private in ratios.items():
+            numbers = [f"sensitivity.{scheme.key}" for scheme in private]
+            who = f"sensitivity.r{r}", f"thresholds S, r = {r} %", numbers
+            how = partial(self.thresholds, schemes=private)
+            lines.append(self.line(*who, how, minutes=self.minutes[1]))
+        return lines
+
+    def spec(self, config, sizes, public, scheme, seed, clip=None, linear=False):
+        "Mechanism, settings and guarantee of one scheme. [fltop Thm. 1, Table 5]"
+        if not scheme.private:
+            return accounts.Spec(public.mechanism(scheme, seed), config)
+        clip = clip or public.threshold(scheme, seed)
+        m = public.mechanism(scheme, seed, clip)
+        m = replace(m, iterations=0) if linear else m
+        how = dict(delta=paper_setting(self.task, "delta"), orders=INTEGER_ORDERS)
+        how |= dict(relation="add-remove")
+        return accounts.accounted_as_poisson(m, config, self.n_clients, **how)
+
+    def at(self, line: Line, seed: int, **made) -> Line:
+        "A line with the network and the mechanism of a seed."
+        public = self.public(seed)
+        made |= dict(public=public, seed=self.stride * seed)
+        return replace(
+            line, net=lambda _: public.model, spec=partial(self.spec, **made)
+        )
+
+    def train(self, line: Line, seed: int, inputs, how: dict, **made) -> dict | None:
+        "Train one scheme; its best round is kept beside the last."
+        outcome = train(self.at(line, seed, **made), seed, **how)
+        if outcome is None:
+            return None
+        best = max(outcome["history"], key=lambda at: at[self.score])
+        final = outcome["final"] | {"best": best}
+        columns = zip(line.fills, self.columns.values())
+        cells = {key: column.cell(final) for key, column in columns}
+        return outcome | dict(final=final, cells=cells)
+
+    def thresholds(self, line: Line, seed: int, inputs, how, schemes) -> dict:
+        "Thresholds of the private schemes of one ratio. [fltop Tables 6 and 7]"
+        public, unit = self.public(seed), f"{self.table} norm".strip()
+        values = (public.threshold(s, self.stride * seed) for s in schemes)
+        cells = {key: [value, unit] for key, value in zip(line.fills, values)}
+        config = dict(draws=self.draws)
+        config |= dict(d=len(public.start)) if self.table else {}
+        return dict(cells=cells, config=config, data=source_of(self.federation))
+
+# %% ../../../nbs/fltop/fmnist.ipynb #7dd08371
+def best_table(records, scores: tuple, rate: float, title: str = "") -> Table:
+    """Best and last rounds of every scheme, means over seeds. [fltop Tables 8 to 10]
+
+    scores: names in `final`. rate: C, sampled share of the clients.
+    """
+    schemes, rows = {}, []
+    for record in records:
+        if "best" in record.final:
+            schemes.setdefault(record.key, []).append(record)
+    for key, group in schemes.items():
+
+        def mean(name, group=group):
+            each = [[end[name] for end in (r.final["best"], r.final)] for r in group]
+            return [sum(column) / len(group) for column in zip(*each)]
+
+        points = [[x / (1 if s == "auroc" else 100) for x in mean(s)] for s in scores]
+        best, last = ("/".join(f"{x:.3f}" for x in at) for at in zip(*points))
+        per_kb = rate / group[0].config["cohort"] / 8000
+        kb = [f"{per_kb * mean(f'{way}link_bits')[0]:.2f}" for way in ("down", "up")]
+        eps = [f"{e:.2f}" for e in mean("eps")] if group[0].guarantee else ["N/A"] * 2
+        who = key, str(len(group)), best, f"{mean('round')[0]:.0f}"
+        rows.append((*who, *kb, eps[0], last, eps[1]))
+    header = "scheme|n|best|round|down, kB|up, kB|epsilon|last|epsilon"
+    return Table(tuple(header.split("|")), tuple(rows), title)
+
+# %% ../../../nbs/fltop/fmnist.ipynb #72e39ce8
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")
 COLUMNS = {"accuracy": Column("best", "accuracy"), "last": Column("last", "accuracy")}
 COLUMNS |= {"round": Column("best", "round", "rounds")}
 PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
 
-# %% ../../../nbs/fltop/fmnist.ipynb #72e39ce8
+
 def ordered(*percents: float) -> tuple:
     "All schemes, what matters most first."
     first = [*twins(MAIN, percents[:1]), *twins(("FL-STD",), (100,))]
@@ -52,9 +313,6 @@ class Images(Study):
     @cached_property
     def federation(self):
         "The clients. [fltop App. B]"
-        from dpcomm.core.random import seed_tree
-        from dpcomm.datasets import images
-
         data = images.load("digits" if self.scale == "smoke" else "fashion-mnist")
         parts = images.iid(len(data.y), self.n_clients, seed_tree(0, "partition"))
         return images.Federation(data, parts, "iid, ten images a client")
@@ -62,16 +320,9 @@ class Images(Study):
     @cache
     def public(self, seed: int) -> Public:
         "The initial network and ten digits of a seed. [fltop Sec. 4]"
-        import torch
-        from torch.nn.functional import cross_entropy
-
-        from dpcomm.core.random import seed_tree
-        from dpcomm.datasets import images
-        from dpcomm.training import models
-
         net = models.build(self.net, seed_tree(seed, "init"), "glorot")
         data = images.load("digits" if self.scale == "smoke" else "mnist")
-        size = int(scheme_grid.paper_setting("fmnist", "public.batch"))
+        size = int(paper_setting("fmnist", "public.batch"))
         drawn = seed_tree(seed, "public").choice(len(data.y), size, replace=False)
         batch = torch.from_numpy(drawn)
         return Public(self, net, data.x[batch], data.y[batch], cross_entropy)
@@ -81,9 +332,9 @@ class Images(Study):
 def settings(scale: str) -> Study:
     "Settings common to all runs of a scale. [fltop Table 5]"
     names = dict(cohort="cohort", batch="batch_size")
-    changes = {n: scheme_grid.paper_setting("fmnist", key) for n, key in names.items()}
+    changes = {n: paper_setting("fmnist", key) for n, key in names.items()}
     fields = dict(scale=scale, columns=COLUMNS, score="accuracy", net="cnn_same")
-    fields |= dict(n_clients=scheme_grid.paper_setting("fmnist", "n_clients"))
+    fields |= dict(n_clients=paper_setting("fmnist", "n_clients"))
     fields |= dict(schemes=ordered(0.5, 5, 0.1, 1, 10), minutes=(60, 6.0))
     fields |= dict(common=dict(memory=3.0, data=("fashion-mnist", "mnist")))
     changes |= dict(eval_every=10)
@@ -102,10 +353,6 @@ def settings(scale: str) -> Study:
 # %% ../../../nbs/fltop/fmnist.ipynb #5f27f835
 def with_moves(outcome: dict, task, done, s: Study, percent: float) -> dict:
     "Change of the weights on FL-TOP's support. [fltop Fig. 1]"
-    import numpy as np
-
-    from dpcomm.mechanisms import topk
-
     public = s.public(task.seed)
     support = topk.top_k(public.scores, percent / 100)
     change = (done.w.detach() - public.start)[support.index].numpy()
@@ -138,6 +385,6 @@ def grid(scale: str) -> list:
         after = partial(with_moves, s=s, percent=pair[0].percent)
         lines = [replace(x, after=after) if x.key in keys else x for x in lines]
         who = "figure1", "how much further the chosen weights move alone"
-        how = partial(scheme_grid.compared, columns=[Column("moved", "norm", "norm")])
+        how = partial(compared, columns=[Column("moved", "norm", "norm")])
         lines.append(s.line(*who, ["figure1.norm"], how, needs=keys))
     return lines

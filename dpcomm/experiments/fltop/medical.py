@@ -9,18 +9,17 @@ __all__ = ['settings', 'grid']
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import medical
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments.fltop.scheme_grid import (
-    MAIN,
-    Column,
-    Public,
-    Scheme,
-    Study,
-    compared,
-    paper_setting,
-    twins,
-)
+from dpcomm.experiments.fltop import fmnist
+from dpcomm.experiments.fltop.fmnist import MAIN, Column, Scheme, twins
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.training import models
+from dpcomm.training.local_sgd import downsample_majority
 
 RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
 OTHERS = ("FL-TOP-BIS", "FL-BAS-2", "FL-BAS-3", "FL-BAS-4")
@@ -45,26 +44,21 @@ def ordered(percents, *groups) -> tuple:
 # %% ../../../nbs/fltop/medical.ipynb #333d10ea
 def odds_loss(scores, y):
     "Mean cross-entropy of log-odds, (B, 1), and labels 0 or 1. [fltop App. A.5.1]"
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
     return binary_cross_entropy_with_logits(scores[:, 0], y.float())
 
 
 @cache
 def hospitals(table: str, n_clients: int):
     "Hospitals, test set and public patients, the same for all seeds. [fltop App. A.2]"
-    from dpcomm.core.random import seed_tree
-    from dpcomm.datasets import medical
-
     made = dict(made=lambda: medical.synthetic_admissions(2000, seed_tree(0), 20))
     read = dict(diabetes130=medical.diabetes130, physionet2012=medical.physionet2012)
     patients = (read | made)[table]()
-    deaths = paper_setting("medical", "public.batch") // 2
+    deaths = fmnist.paper_setting("medical", "public.batch") // 2
     run = patients, n_clients, seed_tree(0, "hospitals")
     return medical.virtual_hospitals(*run, public_deaths=deaths)
 
 
-class Hospitals(Study):
+class Hospitals(fmnist.Study):
     "Hospitals of one table, and patients of the server."
 
     def cell(self, name: str) -> str | None:
@@ -85,29 +79,21 @@ class Hospitals(Study):
         return hospitals(self.table, self.n_clients).federation
 
     @cache
-    def public(self, seed: int) -> Public:
+    def public(self, seed: int) -> fmnist.Public:
         "The network of a seed and down-sampled patients. [fltop Sec. 4, footnote 5]"
-        import numpy as np
-
-        from dpcomm.core.random import seed_tree
-        from dpcomm.training import models
-        from dpcomm.training.local_sgd import downsample_majority
-
         split = hospitals(self.table, self.n_clients)
         x, y = split.public_x, split.public_y
         kept = downsample_majority(np.arange(len(y)), y.numpy(), seed_tree(0, "public"))
         net = models.mlp(x.shape[1], seed_tree(seed, "init"))
-        return Public(self, net, x[kept], y[kept], odds_loss)
+        return fmnist.Public(self, net, x[kept], y[kept], odds_loss)
 
 
 def metrics():
-    from dpcomm.training import models
-
     return models.of_rare_class
 
 # %% ../../../nbs/fltop/medical.ipynb #3ff09a73
 @cache
-def settings(scale: str) -> Study:
+def settings(scale: str) -> fmnist.Study:
     "Settings common to all runs of a scale. [fltop Table 5]"
     changes = dict(cohort=26, batch=128, eval_every=1, balance=True)
     fields = dict(scale=scale, columns=COLUMNS, score=SCORES["bal_acc"], net="mlp")
@@ -155,7 +141,7 @@ def orders(schemes) -> list:
 def grid(scale: str) -> list:
     "Every scheme, threshold and order on every data set. [fltop Tables 7, 9 and 10]"
     lines, ends = [], ("best", "last")
-    how = partial(compared, columns=[COLUMNS[f"{at}.bal_acc"] for at in ends])
+    how = partial(fmnist.compared, columns=[COLUMNS[f"{at}.bal_acc"] for at in ends])
     for s in studies(scale):
         lines += s.listed()
         for name, *pair in orders(s.schemes):

@@ -6,8 +6,8 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/imvu/cifar10.ipynb #e74cbac6
-from dpcomm.experiments.imvu import noise_scales
-from dpcomm.experiments.imvu.noise_scales import Sweep
+from dpcomm.experiments.imvu import mnist
+from dpcomm.experiments.imvu.mnist import Sweep
 from dpcomm.experiments.lines import run_one as run_one
 
 # %% ../../../nbs/imvu/cifar10.ipynb #b1c4d1ff
@@ -15,7 +15,7 @@ def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     few = dict(limit=(10_000, 2_000), epochs=2, sigmas=(0.25,))
     few |= dict(steps=(0.006,), budgets=(100.0,))
-    return noise_scales.sweep("cifar10", scale, **few if scale == "quick" else {})
+    return mnist.sweep("cifar10", scale, **few if scale == "quick" else {})
 
 # %% ../../../nbs/imvu/cifar10.ipynb #c348cd47
 def grid(scale: str) -> list:
@@ -23,4 +23,4 @@ def grid(scale: str) -> list:
     cost = {"smoke": 0.02, "quick": 0.06, "full": 1.0}[scale]
     full = dict(gaussian=1.6, imvu=2.9, signsgd=2.2, mvu=1.6)
     minutes = {kind: cost * m for kind, m in full.items()}
-    return noise_scales.listed(settings(scale), minutes)
+    return mnist.listed(settings(scale), minutes)

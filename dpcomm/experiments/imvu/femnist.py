@@ -12,9 +12,15 @@ from functools import cache, partial
 
 import numpy as np
 
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import femnist, images
 from dpcomm.evidence import paper_tables
-from dpcomm.experiments.lines import Line, outcome_of, source_of, stated
+from dpcomm.experiments.lines import Line, from_training, source_of, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms import mvu
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.training import example_level, models
+from dpcomm.training.federated import Config, Task
 
 # %% ../../../nbs/imvu/femnist.ipynb #e4ccc6bd
 paper_setting = partial(stated, "imvu", "femnist")
@@ -76,9 +82,6 @@ def settings(scale: str) -> Sweep:
 @cache
 def federation(data: str):
     "Clients that train, and the images of those that never do. [imvu Sec. 4.2]"
-    from dpcomm.core.random import seed_tree
-    from dpcomm.datasets import femnist, images
-
     if data == "femnist":
         everyone = femnist.femnist()
     else:
@@ -104,11 +107,6 @@ def task_of(changes: dict, s: Sweep, point: tuple, seed: int) -> tuple:
     """Task of one point of a sweep, a mechanism of the paper's Tables 1 to 3; {model:
     network, most: visits of a client, nominal: size}. [imvu Sec. 4.2, App. C]
     """
-    from dpcomm.core.random import seed_tree
-    from dpcomm.mechanisms.contract import mechanism
-    from dpcomm.training import example_level, models
-    from dpcomm.training.federated import Config, Task
-
     data, kind, level, _ = point
     size, net = nominal(data), NETS[data]
     fields = dict(imvu=dict(eps=level, beta=BETA / size), signsgd=dict(sigma=level))
@@ -121,26 +119,19 @@ def task_of(changes: dict, s: Sweep, point: tuple, seed: int) -> tuple:
     return task, dict(model=net, most=most, nominal=size)
 
 # %% ../../../nbs/imvu/femnist.ipynb #b3100d61
-def about_data(clients) -> dict:
-    return source_of(clients) | dict(n_train=int(clients.sizes.sum()))
-
-
 def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
     "Train one setting. [imvu Sec. 4.2]"
-    from dpcomm.training import example_level
-
     how.pop("device", None)
     task, about = task_of(line.changes, s, point, seed)
     done = example_level.simulate(task, **how)
-    if not done.finished:
-        return None
     delta = paper_tables.hyper("imvu", "delta").value
     promise = example_level.guarantee(task.mechanism, about["most"], delta)
-    outcome = outcome_of(task, done, lambda rounds: promise)
+    how = {line.fills[0]: "accuracy"}, lambda rounds: promise
+    if (outcome := from_training(task, done, *how, **about)) is None:
+        return None
     history = [h | {"eps": promise.eps} for h in outcome["history"]]
-    cells = {line.fills[0]: [history[-1]["accuracy"], "percent"]}
-    outcome |= dict(config=outcome["config"] | about, cells=cells, history=history)
-    return outcome | dict(final=history[-1], data=about_data(task.federation))
+    more = dict(final=history[-1], history=history)
+    return outcome | more
 
 
 def worst(line: Line, seed: int, inputs: dict, how, mine: tuple) -> dict:
@@ -171,9 +162,6 @@ def more_bits(line: Line, seed: int, inputs, how: dict, s: Sweep, data: str) -> 
     """I-MVU with 2, 3 and 4 bits against one: symbols of a table, and the largest
     difference of the weights. [imvu App. D, Figure 4]
     """
-    from dpcomm.mechanisms import mvu
-    from dpcomm.training import example_level
-
     point = data, "imvu", s.eps[-1], s.rates[0]
     task, about = task_of(s.changes(s.rates[0]), s, point, seed)
 
@@ -188,7 +176,7 @@ def more_bits(line: Line, seed: int, inputs, how: dict, s: Sweep, data: str) -> 
         away = weights(replace(task.mechanism, table=table)) - reference
         final[f"symbols.b{b}"] = len(table.alphabet)
         final[f"away.b{b}"] = float(away.abs().max())
-    return dict(config=about, data=about_data(task.federation), final=final)
+    return dict(config=about, data=source_of(task.federation), final=final)
 
 # %% ../../../nbs/imvu/femnist.ipynb #40471bb7
 def grid(scale: str) -> list:

@@ -6,15 +6,208 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/imvu/mnist.ipynb #e74cbac6
-from dpcomm.experiments.imvu import noise_scales
-from dpcomm.experiments.imvu.noise_scales import Sweep
+import hashlib
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+
+from dpcomm.datasets import images
+from dpcomm.datasets.scattering import features
+from dpcomm.evidence import paper_tables
+from dpcomm.experiments.lines import Line, stated
 from dpcomm.experiments.lines import run_one as run_one
+from dpcomm.mechanisms.contract import mechanism
+from dpcomm.training import linear_model
+from dpcomm.training.linear_model import read_frontier
+
+# %% ../../../nbs/imvu/mnist.ipynb #7ddd9fc8
+LABELS = dict(gaussian="Gaussian", imvu="I-MVU", signsgd="SignSGD", mvu="MVU")
+KINDS = tuple(LABELS)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    "Runs whose frontiers are compared, of one task at one scale. [imvu Sec. 4.1]"
+
+    task: str  # mnist or cifar10: whose cells it fills
+    scale: str  # smoke, quick or full
+    images: str  # data set
+    epochs: int  # of a run, one release of every example each
+    sigmas: tuple  # noise multipliers
+    steps: tuple  # learning rate x sigma / clip
+    budgets: tuple  # values of epsilon at which the frontiers are read
+    clip: float  # L2 bound of one gradient
+    batch: int  # messages of one step
+    momentum: float  # of the server
+    d: int  # parameters of the model
+    delta: float  # of every guarantee
+    limit: tuple | None = None  # (training, test): the first images alone; None: all
+
+    @property
+    def points(self) -> list:
+        "(mechanism, sigma, step) of every run."
+        return [(k, s, step) for k in KINDS for s in self.sigmas for step in self.steps]
+
+
+def sweep(task: str, scale: str, **others) -> Sweep:
+    """The settings of the paper's file; at smoke a sweep of seconds on scikit-learn's
+    digits. [imvu Sec. 4.1]
+    """
+    setting = partial(stated, "imvu", task)
+    lists = {"sigmas": "sigma", "steps": "step", "budgets": "budgets"}
+    fields = {field: tuple(setting(name)) for field, name in lists.items()}
+    fields |= {name: setting(name) for name in ("epochs", "clip", "momentum")}
+    fields |= dict(batch=setting("batch_size"), d=setting("n_parameters"))
+    fields |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
+    if scale == "smoke":
+        fields |= dict(images="digits", limit=(600, 200), epochs=2, d=39_700)
+        fields |= dict(sigmas=(0.2,), steps=(0.04,), budgets=(100.0, 1000.0))
+    return Sweep(task, scale, **fields | others)
+
+# %% ../../../nbs/imvu/mnist.ipynb #6aa6d586
+MVU_INPUTS = 2**9
+
+
+def at_noise(kind: str, sigma: float, clip: float, ratio: float = None):
+    """The mechanism with the signal of a Gaussian of multiplier sigma. [imvu Thm. 1]
+
+    ratio: sigma x beta of MVU, > 1.
+    """
+    fields = dict(gaussian=dict(sigma=sigma, local=True, exact=False))
+    fields |= dict(signsgd=dict(sigma=sigma), imvu=dict(eps=1.0, beta=2 / sigma))
+    if kind == "mvu":
+        eps = float(2 * np.arctanh(1 / ratio))
+        fields["mvu"] = dict(eps=eps, beta=ratio / sigma, n_inputs=MVU_INPUTS)
+    return mechanism(kind, clip_norm=clip, **fields[kind])
+
+# %% ../../../nbs/imvu/mnist.ipynb #f706b53e
+ACCOUNTANT = dict(gaussian="rdp-balle", imvu="fisher-balle", signsgd="rdp-balle")
+ACCOUNTANT |= {"mvu": "grid-balle", "signsgd.exact": "exact-balle"}
+ACCOUNTANT |= {"mvu.exact": "mixture-balle"}
+
+
+def account(s: Sweep, mech, epochs: int, accountant: str):
+    "Guarantee of one example, local, one release an epoch. [imvu Sec. 4.1]"
+    run = dict(rounds=epochs, delta=s.delta, relation="zero-out", accountant=accountant)
+    return mech.guarantee(**run | ({"d": s.d} if mech.name == "mvu" else {}))
+
+# %% ../../../nbs/imvu/mnist.ipynb #f24c9d82
+RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+
+
+@cache
+def charged(s: Sweep) -> dict:
+    "sigma x beta of MVU -> epsilon at the middle noise level. [Chaudhuri et al. 2022]"
+    middle = sorted(s.sigmas)[len(s.sigmas) // 2]
+    made = {ratio: at_noise("mvu", middle, s.clip, ratio) for ratio in RATIOS}
+    return {r: account(s, m, s.epochs, ACCOUNTANT["mvu"]).eps for r, m in made.items()}
+
+
+def build(s: Sweep, kind: str, sigma: float):
+    ratio = min(charged(s), key=charged(s).__getitem__) if kind == "mvu" else None
+    return at_noise(kind, sigma, s.clip, ratio)
+
+
+@cache
+def price(s: Sweep, curve: str, sigma: float, epochs: int) -> float:
+    "Epsilon of one point of a frontier; curve: a key of ACCOUNTANT. [imvu Figure 2]"
+    mech = build(s, curve.partition(".")[0], sigma)
+    return account(s, mech, epochs, ACCOUNTANT[curve]).eps
+
+# %% ../../../nbs/imvu/mnist.ipynb #e180622a
+@cache
+def loaded(name: str, limit: tuple = None) -> tuple:
+    """Scattering features and labels to train and to test on, and what a record says of
+    them. [Tramer & Boneh 2021]
+    """
+    data = images.load(name)
+    x, x_test = features(data, limit=limit)
+    y, y_test = data.y.numpy()[: len(x)], data.y_test.numpy()[: len(x_test)]
+    digest = hashlib.sha256(y.tobytes() + np.ascontiguousarray(x[:100]).tobytes())
+    about = dict(name=name, n_train=len(x), n_test=len(x_test))
+    about |= dict(features_hash=digest.hexdigest()[:12], content_hash=data.content_hash)
+    return x, y, x_test, y_test, about
+
+# %% ../../../nbs/imvu/mnist.ipynb #7e34ef0d
+def point(line: Line, seed: int, inputs, how: dict, s: Sweep, at: tuple) -> dict:
+    "Train one linear model, of mechanism, sigma and step. [imvu Sec. 4.1]"
+    kind, sigma, step = at
+    mech, (*data, about) = build(s, kind, sigma), loaded(s.images, s.limit)
+    fields = dict(batch=s.batch, momentum=s.momentum, epochs=s.epochs)
+    config = linear_model.Settings(lr=step / sigma / s.clip, **fields)
+    tested = tuple(2**k for k in range(10))
+    fit = linear_model.train(*data, mech, config, seed, tested)
+    history = [h | {"eps": price(s, kind, sigma, h["epoch"])} for h in fit.history]
+    sent, n, steps = mech.bits(s.d), len(data[1]), -(-len(data[1]) // s.batch)
+    traffic = {"uplink_bits": s.epochs * n * sent.content}
+    traffic["downlink_bits"] = 32 * s.d * s.epochs * steps
+    config = dict(kind=kind, sigma=sigma, step=step, noise="common", **fields)
+    config |= dict(mechanism=repr(mech), d=s.d)
+    outcome = dict(config=config, final=history[-1] | traffic, history=history)
+    promise = account(s, mech, s.epochs, ACCOUNTANT[kind])
+    outcome |= dict(guarantee=promise, bits=sent, data=about)
+    return outcome | dict(wall_seconds=fit.seconds)
+
+
+def key_of(at: tuple) -> str:
+    return "{}.sigma{:g}.step{:g}".format(*at)
+
+
+def accuracy_at(s: Sweep, inputs: dict, curve: str, budget: float) -> float:
+    "The best accuracy that a budget buys; nan below the cheapest point. [imvu Figure 2]"
+    points = []
+    for at in s.points:
+        if at[0] == curve.partition(".")[0]:
+            history = inputs[key_of(at)].history
+            prices = [price(s, curve, at[1], epoch) for epoch in history["epoch"]]
+            points += zip(prices, history["accuracy"])
+    return float(read_frontier(*np.array(points).T, [budget])[0])
+
+
+def frontier(line: Line, seed, inputs, how, s: Sweep, curve, budget) -> dict:
+    "Read one frontier at one budget. [imvu Figure 2]"
+    theirs = accuracy_at(s, inputs, curve, budget)
+    values = [(theirs, "percent")]
+    if curve != "imvu":
+        mine = accuracy_at(s, inputs, "imvu", budget)
+        values.append((mine - theirs, "percentage points"))
+    cells = {k: [*v] for k, v in zip(line.fills, values) if np.isfinite(v[0])}
+    return dict(cells=cells, data=inputs[line.needs[0]].data)
+
+# %% ../../../nbs/imvu/mnist.ipynb #4e62fbaa
+def listed(s: Sweep, minutes: dict) -> list:
+    "The points of a sweep, then its frontiers at every budget. [imvu Figure 2]"
+    data = () if s.images == "digits" else (s.images,)
+    lines, seeds, keys = [], (0, 1, 2, 3), {kind: [] for kind in KINDS}
+    for at in s.points:
+        kind, sigma, step = at
+        name = f"{LABELS[kind]}, sigma {sigma:g}, step {step:g}"
+        more = dict(seeds=seeds, data=data, memory=2.0, minutes=minutes[kind])
+        more |= dict(compute=partial(point, s=s, at=at))
+        lines.append(Line(key_of(at), name, s.scale, **more))
+        keys[kind].append(key_of(at))
+    mark = "ours." if s.scale == "full" else f"ours.{s.scale}."
+    printed = {cell.key for cell in paper_tables.cells("imvu")}
+    for b in s.budgets:
+        for curve in ACCOUNTANT:
+            kind, _, exact = curve.partition(".")
+            fills = [f"ours.{s.scale}.{s.task}.{curve}.eps{b:g}.acc"]
+            if kind != "imvu":
+                cell = f"{s.task}.imvu_minus_{curve}.eps{b:g}"
+                fills.append(cell if cell in printed else mark + cell)
+            needs = tuple(dict.fromkeys([*keys[kind], *keys["imvu"]]))
+            name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
+            who = f"frontier.{curve}.eps{b:g}", name, s.scale, tuple(fills), needs
+            how = partial(frontier, s=s, curve=curve, budget=b)
+            lines.append(Line(*who, seeds=seeds, compute=how))
+    return lines
 
 # %% ../../../nbs/imvu/mnist.ipynb #00d824e3
 def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     few = dict(epochs=4, sigmas=(1.0, 2.0), steps=(0.015,), budgets=(5.0, 11.0))
-    return noise_scales.sweep("mnist", scale, **few if scale == "quick" else {})
+    return sweep("mnist", scale, **few if scale == "quick" else {})
 
 # %% ../../../nbs/imvu/mnist.ipynb #2a1dd6dd
 def grid(scale: str) -> list:
@@ -22,4 +215,4 @@ def grid(scale: str) -> list:
     cost = {"smoke": 0.02, "quick": 0.25, "full": 1.0}[scale]
     full = dict(gaussian=0.3, imvu=0.5, signsgd=0.5, mvu=0.5)
     minutes = {kind: cost * m for kind, m in full.items()}
-    return noise_scales.listed(settings(scale), minutes)
+    return listed(settings(scale), minutes)

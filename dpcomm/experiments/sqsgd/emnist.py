@@ -7,23 +7,23 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #5cb64ab0
 from dpcomm.experiments.lines import run_one as run_one
-from dpcomm.experiments.sqsgd import fedsgd
-from dpcomm.experiments.sqsgd.fedsgd import Comparison
+from dpcomm.experiments.sqsgd import mnist
+from dpcomm.experiments.sqsgd.mnist import Comparison
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #a0d1593a
 def settings(scale: str) -> Comparison:
     "Settings common to all runs of a scale. [sqsgd Sec. 4]"
     keys = [f"{kind}.eps400" for kind in ("sqsgd", "pm", "vqsgd")]
     if scale == "full":
-        every = fedsgd.figures(fedsgd.comparison("emnist", scale, "").base)
+        every = mnist.papers_curves(mnist.comparison("emnist", scale, "").base)
         keys = [key for key in every if not key.startswith(("fig5", "ratio"))]
     brief = dict(smoke=dict(rounds=20, eval_every=10), quick=dict(rounds=15 * 188))
     images = "digits" if scale == "smoke" else "emnist-mnist"
     others = dict(engine="fused") | brief.get(scale, {})
-    return fedsgd.comparison("emnist", scale, images, keys, **others)
+    return mnist.comparison("emnist", scale, images, keys, **others)
 
 # %% ../../../nbs/sqsgd/emnist.ipynb #664800e4
 def grid(scale: str) -> list:
     "Curves and claims. [sqsgd Figs. 1-4]"
     minutes = {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale]
-    return fedsgd.listed(settings(scale), minutes)
+    return mnist.listed(settings(scale), minutes)

@@ -7,8 +7,8 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #5cb64ab0
 from dpcomm.experiments.lines import run_one as run_one
-from dpcomm.experiments.sqsgd import fedsgd
-from dpcomm.experiments.sqsgd.fedsgd import Comparison
+from dpcomm.experiments.sqsgd import mnist
+from dpcomm.experiments.sqsgd.mnist import Comparison
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #0cc657ab
 def settings(scale: str) -> Comparison:
@@ -16,17 +16,17 @@ def settings(scale: str) -> Comparison:
     keys = [f"{kind}.eps2000" for kind in ("sqsgd", "pm", "vqsgd")]
     if scale == "smoke":
         how = dict(rounds=20, eval_every=10)
-        return fedsgd.comparison("fmnist", scale, "digits", keys, **how)
+        return mnist.comparison("fmnist", scale, "digits", keys, **how)
     who = "fmnist", scale, "fashion-mnist"
     if scale == "quick":
         how = dict(rounds=12, eval_every=12)
-        return fedsgd.comparison(*who, keys, "resnet110", **how)
-    every = fedsgd.figures(fedsgd.comparison(*who, net="resnet110").base)
+        return mnist.comparison(*who, keys, "resnet110", **how)
+    every = mnist.papers_curves(mnist.comparison(*who, net="resnet110").base)
     keys = [key for key in every if not key.startswith("fig5")]
-    return fedsgd.comparison(*who, keys, "resnet110")
+    return mnist.comparison(*who, keys, "resnet110")
 
 # %% ../../../nbs/sqsgd/fmnist.ipynb #a2c9d2f9
 def grid(scale: str) -> list:
     "Curves and claims. [sqsgd Figs. 1-4]"
     minutes = {"smoke": 0.02, "quick": 5.0, "full": 1700.0}[scale]
-    return fedsgd.listed(settings(scale), minutes, memory=2.0)
+    return mnist.listed(settings(scale), minutes, memory=2.0)

@@ -6,16 +6,301 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #ad83f529
-from functools import partial
+import dataclasses
+import math
+from functools import cache, partial
 
-from dpcomm.experiments.lines import Line, source_of
+from dpcomm.core.random import seed_tree
+from dpcomm.datasets import femnist, images
+from dpcomm.evidence import paper_tables
+from dpcomm.experiments.accounts import Spec
+from dpcomm.experiments.lines import Line, source_of, stated
 from dpcomm.experiments.lines import run_one as run_one
-from dpcomm.experiments.sqsgd import fedsgd
-from dpcomm.experiments.sqsgd.fedsgd import Comparison
+from dpcomm.mechanisms import pm, sqsgd, topk, vqsgd
+from dpcomm.training import models
 
 QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400", "residuals.pm.eps400")
 SMOKE = (*QUICK, "fig1.K2", "projected.eps400", "memoryless.eps400", "plain")
 COUNTS = ("model.lenet5.parameters", "model.resnet110.parameters", "rounds_per_epoch")
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #a9feae00
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    "A mechanism before it is made."
+
+    kind: str  # sqsgd, pm, vqsgd or plain
+    args: tuple = ()
+    more: dict = dataclasses.field(default_factory=dict)
+
+    def mechanism(self):
+        if self.kind == "plain":
+            return topk.scheme("FL-STD", 1.0, 10, 1.0)
+        made = dict(sqsgd=sqsgd.SqSgd, pm=pm.Pm, vqsgd=vqsgd.VqSgd)[self.kind]
+        return made(*self.args, **self.more)
+
+    def changed(self, **more):
+        return dataclasses.replace(self, more=self.more | more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    "Settings common to all curves of a task. [sqsgd Sec. 4]"
+
+    d: int  # weights of the network
+    eps: tuple  # three budgets of one message, rising
+    bound: float = 10.0  # U, l2 norm of what is sent
+    fraction: float = 0.005  # r
+    levels: int = 16  # K of Figures 2 and 4
+    matched_levels: int = 16  # K of Figure 3
+    fixed_eps: float = 400.0  # of Figures 1, 4 and 5
+    momentum: float = 0.9  # on the clients
+
+    def sqsgd(self, K=None, eps=None, fraction=None, **others) -> Curve:
+        "sqSGD with everything else as in the base setting."
+        eps, fraction = float(eps or self.fixed_eps), fraction or self.fraction
+        args = self.bound, K or self.levels, eps, fraction
+        return Curve("sqsgd", args, {"momentum": self.momentum} | others)
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #4dbfd90a
+def spare_bits(eps: float) -> int:
+    "The bits of PM's message, which all of Figure 3 may use. [sqsgd Sec. 4]"
+    return 32 * int(eps / pm.SHARE) + 32
+
+
+def corner_copies(base: Base, eps: float) -> int:
+    "Copies of vqSGD's corner that have the bits of PM."
+    return spare_bits(eps) // (2 * base.d - 1).bit_length()
+
+
+def matched(base: Base, eps: float) -> dict:
+    "sqSGD, PM and vqSGD with the bits of PM's message. [sqsgd Fig. 3]"
+    fraction = spare_bits(eps) / math.log2(base.matched_levels) / base.d
+    copies = corner_copies(base, eps)
+    return {
+        f"sqsgd.eps{eps:g}": base.sqsgd(base.matched_levels, eps, fraction),
+        f"pm.eps{eps:g}": Curve("pm", (base.bound, float(eps))),
+        f"vqsgd.eps{eps:g}": Curve("vqsgd", (base.bound, float(eps), copies)),
+    }
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #b0502a04
+RATIOS = (0.001, 0.05, 0.01)  # of Figure 4
+
+
+def papers_curves(base: Base) -> dict:
+    "Key -> Curve, of all curves of the paper's five figures. [sqsgd Figs. 1-5]"
+    curves = {f"fig1.K{K}": base.sqsgd(K) for K in (8, 2, 32)}
+    curves |= {f"fig2.eps{eps:g}": base.sqsgd(eps=eps) for eps in base.eps[::-1]}
+    for eps in base.eps[::-1]:
+        curves |= matched(base, eps)
+    for K in (2, 32, 128):
+        fraction = base.fraction * 4 / math.log2(K)
+        curves[f"fig5.K{K}"] = base.sqsgd(K, fraction=fraction)
+    return curves | {f"ratio.r{100 * r:g}": base.sqsgd(fraction=r) for r in RATIOS}
+
+
+def additions(base: Base) -> dict:
+    "Key -> Curve, of those that the paper does not have."
+    curves, eps, top = {}, base.eps[::-1], base.eps[-1]
+    for name, others in (
+        ("best", dict(rule="best")),
+        ("projected", dict(projected="sum")),
+        ("tight", dict(projected="sum", span="tight")),
+    ):
+        curves |= {f"{name}.eps{e:g}": base.sqsgd(eps=e, **others) for e in eps}
+    curves |= {
+        f"projected.{key}": curve.changed(projected="sum")
+        for key, curve in papers_curves(base).items()
+        if key.startswith(("fig1", "fig5", "ratio", "sqsgd"))
+    }
+    for e in eps:
+        pm = Curve("pm", (base.bound, float(e)), dict(residuals=True))
+        curves[f"residuals.pm.eps{e:g}"] = pm
+    copies, fixed = corner_copies(base, top), f"eps{base.fixed_eps:g}"
+    honest = Curve("vqsgd", (base.bound, top / copies, copies))
+    curves[f"honest.vqsgd.eps{top:g}"] = honest
+    curves[f"memoryless.{fixed}"] = base.sqsgd(residuals=False, momentum=0.0)
+    curves[f"unrotated.{fixed}"] = base.sqsgd(rotated=False)
+    return curves | {"plain": Curve("plain")}
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #e65b039c
+def claims(base: Base, early: int) -> dict:
+    """Name -> keys above, key below, round (None: the last), of the paper's sentences.
+    [sqsgd Sec. 4, App. A.3, A.4]
+    """
+    low, middle, high = base.eps
+    asked = {}
+    for when, at in (("", None), ("early.", early)):
+        for b in (3, 5):
+            name = f"fig1.{when}bits{b}_minus_bits1"
+            asked[name] = (f"fig1.K{2**b}",), "fig1.K2", at
+    for a, b in ((high, middle), (middle, low)):
+        above, below = f"fig2.eps{a:g}", f"fig2.eps{b:g}"
+        asked[f"{above}_minus_eps{b:g}"] = (above,), below, None
+    pairs = [(e, "sqsgd", "pm") for e in base.eps]
+    both = ("vqsgd", "sqsgd"), ("sqsgd", "vqsgd")
+    pairs += [(e, *pair) for e in base.eps for pair in both]
+    for e, a, b in pairs:
+        name = f"fig3.{a}_minus_{b}.eps{e:g}"
+        asked[name] = (f"{a}.eps{e:g}",), f"{b}.eps{e:g}", None
+    for r in ("0.1", "5"):
+        above = (f"fig2.eps{base.fixed_eps:g}",)
+        asked[f"fig4.r0.5_minus_r{r}"] = above, f"ratio.r{r}", None
+    others = "fig5.K2", "fig1.K8", "fig5.K32"
+    return asked | {"fig5.best_minus_bits7": (others, "fig5.K128", None)}
+
+
+def gap(inputs: dict, above: tuple, below: str, at: int | None) -> float:
+    """Points between the best of some curves and another; FloatingPointError where one
+    diverged. [sqsgd Sec. 4]
+    """
+
+    def accuracy(key):
+        record = inputs[key]
+        if not record.final:
+            raise FloatingPointError(f"{key} diverged and has no accuracy")
+        if at is None:
+            return record.final["accuracy"]
+        return dict(zip(record.history["round"], record.history["accuracy"]))[at]
+
+    return max(map(accuracy, above)) - accuracy(below)
+
+
+def claimed(line: Line, seed, inputs, how, above, below, at) -> dict:
+    value = [gap(inputs, above, below, at), "percentage points"]
+    return dict(cells={line.fills[0]: value}, data=inputs[line.needs[0]].data)
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #d8eb1374
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    "Comparison on one task at one scale. [sqsgd Sec. 4]"
+
+    task: str  # mnist, fmnist or emnist: whose settings and claims
+    scale: str  # smoke, quick or full
+    images: str  # data set
+    net: str  # network
+    base: Base  # what all curves share
+    changes: dict  # of federated.Config, of every run
+    keys: tuple  # of the curves, in the order in which they are best run
+    early: int  # round after ten epochs
+
+    @property
+    def curves(self) -> dict:
+        every = papers_curves(self.base) | additions(self.base)
+        return {key: every[key] for key in self.keys}
+
+    @property
+    def mechanisms(self) -> dict:
+        return {key: curve.mechanism() for key, curve in self.curves.items()}
+
+
+def comparison(
+    task: str, scale: str, images: str, keys=None, net: str = "lenet5", **others
+) -> Comparison:
+    "A task with the paper's settings. [sqsgd Sec. 4]"
+    setting = partial(stated, "sqsgd", task)
+    named = dict(eps="eps", bound="bound", fraction="fraction", levels="levels.fig2")
+    named |= dict(matched_levels="levels.fig3", fixed_eps="eps.fig1")
+    named |= dict(momentum="momentum")
+    fields = {field: setting(name) for field, name in named.items()}
+    base = Base(models.MODELS[net][1], **fields | dict(eps=tuple(fields["eps"])))
+    per_epoch = setting("rounds_per_epoch")
+    changes = dict(rounds=setting("epochs") * per_epoch, cohort=setting("clients"))
+    changes |= dict(batch=setting("batch_size"), server_lr=setting("server_lr"))
+    changes |= dict(momentum=setting("momentum"), steps=1, lr=1.0, eval_every=470)
+    keys = tuple(keys or papers_curves(base))
+    changes |= others
+    return Comparison(task, scale, images, net, base, changes, keys, 10 * per_epoch)
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #9c77e0d9
+SPECIAL = {  # field of SqSgd -> value -> words
+    "projected": {"sum": "the sum projected"},
+    "span": {"tight": "tight range"},
+    "rule": {"best": "best threshold"},
+    "residuals": {False: "no residuals"},
+    "rotated": {False: "not rotated"},
+}
+
+
+def describe(curve: Curve) -> str:
+    "A mechanism in words, as 'sqSGD, eps 400, K = 16, r = 0.5 %'."
+    if curve.kind == "plain":
+        return "no privacy"
+    _, *args = curve.args
+    if curve.kind == "pm":
+        return f"PM, eps {args[0]:g}" + ", residuals" * len(curve.more)
+    if curve.kind == "vqsgd":
+        return f"vqSGD, {args[1]} times eps {args[0]:.4g}"
+    K, eps, fraction = args
+    what = f"sqSGD, eps {eps:g}, K = {K}, r = {100 * fraction:.2g} %"
+    special = (words.get(curve.more.get(f)) for f, words in SPECIAL.items())
+    return ", ".join([what, *filter(None, special)])
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #056472b8
+@cache
+def federation(name: str, n_clients: int = 10):
+    "The clients of a task. [sqsgd Sec. 4]"
+    data = femnist.emnist("mnist") if name == "emnist-mnist" else images.load(name)
+    parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
+    return images.Federation(data, parts, "iid, ten equal parts")
+
+
+def clients(seed: int, c: Comparison):
+    return federation(c.images, c.changes["cohort"])
+
+
+def spec(config, sizes, curve: Curve):
+    "Momentum is on the clients, where the memory is, or on the server. [sqsgd Sec. 3.2]"
+    made = curve.mechanism()
+    on_clients = curve.kind == "sqsgd" and made.momentum > 0
+    server = "sgd" if on_clients else "momentum"
+
+    def promise(rounds):
+        return made.guarantee(rounds=rounds)
+
+    config = dataclasses.replace(config, server=server)
+    return Spec(made, config, None if curve.kind == "plain" else promise)
+
+
+def gathered(mechanism, memory) -> dict:
+    "Mean norm of the coordinates that the next messages would hold. [sqsgd Alg. 2]"
+    if mechanism.name != "sqsgd" or memory is None:
+        return {}
+    d = memory.shape[-1]
+    share = math.sqrt(mechanism.size(d) / d)
+    return {"gathered": float(memory[:, 0].norm(dim=1).mean()) * share}
+
+
+def with_memory(outcome, task, done, cell: str) -> dict:
+    "Accuracy, and what is gathered; only the whole run has an epsilon."
+    history = [at | {"eps": None} for at in done.history]
+    final = history[-1] | gathered(task.mechanism, done.memory)
+    cells = {cell: [final["accuracy"], "percent"]}
+    return outcome | dict(final=final, history=history, cells=cells)
+
+# %% ../../../nbs/sqsgd/mnist.ipynb #005540bf
+def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
+    "All curves, then all claims. [sqsgd Figs. 1-5]"
+    printed = {cell.key for cell in paper_tables.cells("sqsgd")}
+    names = {"digits": (), "emnist-mnist": ("emnist",)}
+    data, seeds = names.get(c.images, (c.images,)), dict(seeds=(0, 1, 2))
+    common = seeds | dict(data=data, memory=memory, minutes=minutes)
+    common |= dict(net=c.net, law="glorot", changes=c.changes)
+    common |= dict(clients=partial(clients, c=c), noted={"model": f"{c.net}, glorot"})
+    lines = []
+    for key, curve in c.curves.items():
+        cell = f"ours.{c.scale}.{c.images}.accuracy.{key}"
+        made = dict(spec=partial(spec, curve=curve))
+        made |= dict(after=partial(with_memory, cell=cell))
+        who = key, describe(curve), c.scale, (cell,)
+        lines.append(Line(*who, **common | made))
+    for name, (above, below, at) in claims(c.base, c.early).items():
+        cell, needs = f"{c.task}.{name}", (*above, below)
+        if cell in printed and set(needs) <= set(c.keys):
+            words = f"{' or '.join(above)} minus {below}" + ", early" * bool(at)
+            who = f"claim.{name}", words, c.scale, (cell,), needs
+            how = partial(claimed, above=above, below=below, at=at)
+            lines.append(Line(*who, compute=how, **seeds))
+    return lines
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #3a03bddf
 def settings(scale: str) -> Comparison:
@@ -25,22 +310,20 @@ def settings(scale: str) -> Comparison:
         "quick": ("mnist", QUICK, dict(rounds=15 * 188)),
         "full": ("mnist", None, {}),
     }[scale]
-    base = fedsgd.comparison("mnist", scale, name).base
-    keys = keys or fedsgd.figures(base) | fedsgd.additions(base)
-    return fedsgd.comparison("mnist", scale, name, keys, engine="fused", **others)
+    base = comparison("mnist", scale, name).base
+    keys = keys or papers_curves(base) | additions(base)
+    return comparison("mnist", scale, name, keys, engine="fused", **others)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #2b49cd84
 def counted(line: Line, seed: int, inputs, how, c: Comparison) -> dict:
     "Weights of the networks, and rounds of an epoch."
-    from dpcomm.training import models
-
-    clients = fedsgd.clients(0, c)
+    dealt = clients(0, c)
     numbers = [models.MODELS[net][1] for net in ("lenet5", "resnet110")]
     batches = c.changes["cohort"] * c.changes["batch"]
-    numbers.append(-(-len(clients.data.y) // batches))
+    numbers.append(-(-len(dealt.data.y) // batches))
     units = ("parameters", "parameters", "rounds")
     cells = {key: [n, unit] for key, n, unit in zip(COUNTS, numbers, units)}
-    return dict(cells=cells, data=source_of(clients))
+    return dict(cells=cells, data=source_of(dealt))
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #6afd5b9b
 def grid(scale: str) -> list:
@@ -49,4 +332,4 @@ def grid(scale: str) -> list:
     minutes = {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale]
     who = "counts", "weights, and rounds of an epoch", scale, COUNTS
     how = dict(data=data, trains=False, compute=partial(counted, c=c))
-    return [*fedsgd.listed(c, minutes), Line(*who, **how)]
+    return [*listed(c, minutes), Line(*who, **how)]
