@@ -8,33 +8,32 @@ __all__ = ['DDGauss', 'calibrate']
 # %% ../../nbs/baselines/ddgauss.ipynb #d82e2e9d
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
-from ..core.checks import check_between, check_number, shown
+from ..core.checks import shown
 from .contract import register
 from .noisy_sums import OnRing
 from ..privacy import accounting
 from ..privacy.accounting import INTEGER_ORDERS, rdp_subsampled_gaussian
 from ..privacy.whole_noise import gaussian_curvature
-from ..secagg.discrete import discrete_gaussian, exact_variance, tau
+from ..secagg.discrete import discrete_gaussian, tau
 
 # %% ../../nbs/baselines/ddgauss.ipynb #02d410d3
-_SETTINGS = (  # sigma, ring_bits, tolerance, d; in the second the clip is 1.3 steps
-    (0.7, 16, 0.34, 1),
-    (1.0, 6, 0.0, 1),
-    (3.0, 12, 0.0, 6),
-)
 AUDITED = tuple(
     (
-        dict(
-            clip_norm=1.0, sigma=sigma, n_clients=6, ring_bits=bits, tolerance=tolerance
-        ),
+        dict(clip_norm=1.0, sigma=sigma, n_clients=6, ring_bits=bits, tolerance=lost),
         dict(d=d),
         10**6,
+    )  # in the second the clip is 1.3 steps
+    for sigma, bits, lost, d in (
+        (0.7, 16, 0.34, 1),
+        (1.0, 6, 0.0, 1),
+        (3.0, 12, 0.0, 6),
     )
-    for sigma, bits, tolerance, d in _SETTINGS
 )
+SAMPLED = INTEGER_ORDERS[INTEGER_ORDERS <= 512]  # Rényi orders under sampling
 
 # %% ../../nbs/baselines/ddgauss.ipynb #2570b451
 @register
@@ -59,55 +58,42 @@ class DDGauss(OnRing):
         " Gaussian shares"
     )
 
-    def variance(self, d):
-        # [Kairouz et al. 2021, Alg. 1]
-        return exact_variance((self.share / self.step(d)) ** 2)
+    def variance(self, d: int) -> Fraction:
+        "Variance of a share, in squared steps. [Kairouz et al. 2021, Alg. 1]"
+        return Fraction((self.share / self.step(d)) ** 2)
 
-    def draw(self, variance, shape, rng):
-        # exactly [Canonne, Kamath & Steinke 2020]
+    def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
+        "Exact noise, int64; rng: one stream, or one a row. [Canonne, Kamath & Steinke 2020]"
         return discrete_gaussian(variance, shape, rng)
 
-    def noise_law(self, variance, count, size):
-        # the convolution of `count` discrete Gaussians
+    def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
+        "The law (size,) of `count` shares in a ring, from 0 on: a convolution."
         k = np.arange(-size // 2, size - size // 2)
         one = np.exp(-(k**2) / (2 * variance))
         first = np.roll(one / one.sum(), -(size // 2))
         return np.fft.irfft(np.fft.rfft(first) ** count, size)
 
-    def divergences(self, d, q, relation):
-        # [Kairouz et al. 2021, Prop. 14]
-        far = (1 + (relation == "replace")) * self.longest(d)
-        variance = (self.share / self.step(d)) ** 2
-        eps = concentrated(far, variance, self.honest, self.size(d))
-        return rdp_subsampled_gaussian(orders_at(q), 1 / eps, q)
+    def release_epsilon(self, d: int, relation: str = "zero-out") -> float:
+        """Concentrated privacy of one sum; ValueError where none is proved.
+        [Kairouz et al. 2021, Prop. 14]
 
-    def orders(self, q):
-        return orders_at(q)
-
-    def curvature(self, d):
-        # [page whole_noise, Prop. 2]
-        return gaussian_curvature(float(self.variance(d)), self.honest)
-
-    def release_epsilon(self, d: int) -> float:
-        """Concentrated privacy of one release. [Kairouz et al. 2021, Prop. 14]
-
-        d: coordinates, >= 1.
-        Returns: eps of one sum, relation zero-out; inf where nothing is proved.
+        d: coordinates, >= 1. relation: or 'replace'.
         """
-        share = float(self.variance(d))
-        try:
-            return concentrated(self.longest(d), share, self.honest, self.size(d))
-        except ValueError:
-            return math.inf
+        far = (1 + (relation == "replace")) * self.longest(d)
+        return concentrated(far, float(self.variance(d)), self.honest, self.size(d))
 
-# %% ../../nbs/baselines/ddgauss.ipynb #9022d206
-def omega(variance: float, n: int) -> float:
-    "Largest log-ratio of the periodic factor of n shares, in squared steps. [lemma 1]"
-    check_number("variance", variance, "[0.25, inf)")
-    check_between("n", n, 1, 2**20)
-    k, j = np.arange(1, n)[:, None], np.arange(1, 30)
-    E = np.exp(-2 * np.pi**2 * variance * j**2 * k / (k + 1)).sum(1)
-    return float((np.log1p(2 * E) - np.log1p(-2 * E)).sum())
+    def orders(self, q: float) -> np.ndarray:
+        "Rényi orders at which a run is accounted."
+        return INTEGER_ORDERS if q == 1 else SAMPLED
+
+    def divergences(self, d: int, q: float, relation: str) -> np.ndarray:
+        "Rényi divergence of one sum at the `orders`. [Kairouz et al. 2021, Prop. 14]"
+        eps = self.release_epsilon(d, relation)
+        return rdp_subsampled_gaussian(self.orders(q), 1 / eps, q)
+
+    def curvature(self, d: int) -> float:
+        "Largest curvature of the honest shares; inf: none known. [page whole_noise, Prop. 2]"
+        return gaussian_curvature(float(self.variance(d)), self.honest)
 
 # %% ../../nbs/baselines/ddgauss.ipynb #f9360b99
 def concentrated(delta2: float, variance: float, n: int, D: int) -> float:
@@ -125,14 +111,6 @@ def concentrated(delta2: float, variance: float, n: int, D: int) -> float:
     gap, shift = tau(variance, n), delta2 / math.sqrt(n * variance)
     return min(math.sqrt(shift**2 + gap * D / 2), shift + gap * math.sqrt(D))
 
-# %% ../../nbs/baselines/ddgauss.ipynb #09ef2c11
-SAMPLED = INTEGER_ORDERS[INTEGER_ORDERS <= 512]  # orders under sampling
-
-
-def orders_at(q: float) -> np.ndarray:
-    "Rényi orders at which a run is accounted."
-    return INTEGER_ORDERS if q == 1 else SAMPLED
-
 # %% ../../nbs/baselines/ddgauss.ipynb #a3980bb3
 def fit(
     multiplier: float,
@@ -145,10 +123,9 @@ def fit(
 ) -> DDGauss | None:
     """Least noise that is as private as a Gaussian's, a sum at a time, or None.
 
-    multiplier: of the Gaussian. most: largest noise accepted, as a multiple of it.
+    multiplier: of the Gaussian. most: largest noise accepted, as a multiple of it, > 1.
     settings: further fields of DDGauss.
     """
-    check_number("most", most, "(1, 1e6]")
 
     def build(sigma):
         return DDGauss(clip_norm, sigma, n_clients, ring_bits, **settings)
@@ -192,13 +169,11 @@ def calibrate(
     settings: `most`, as in fit, and further fields of DDGauss.
     Returns: the one with the least noise.
     """
-    check_between("ring_bits", ring_bits, 2, 32)
-    check_number("q", q, "(0, 1]")
-    how = dict(rounds=check_between("rounds", rounds, 1, 2**53), relation="zero-out")
-    how |= dict(orders=orders_at(q), sampling="none" if q == 1 else "poisson")
+    how = dict(relation="zero-out", sampling="none" if q == 1 else "poisson")
+    how["orders"] = INTEGER_ORDERS if q == 1 else SAMPLED
 
     def of_gaussian(sigma):
-        return accounting.gaussian_guarantee(sigma, delta, q, **how)
+        return accounting.gaussian_guarantee(sigma, delta, q, rounds, **how)
 
     multiplier = accounting.calibrate(of_gaussian, eps, 1e-2, 1e5)
 
@@ -208,13 +183,9 @@ def calibrate(
     if mechanism := at(ring_bits):
         return mechanism
     enough = next((bits for bits in range(ring_bits + 1, 33) if at(bits)), None)
+    advice = f"use at least {enough} bits" if enough else "raise most or eps"
     raise ValueError(
         f"ring_bits is {ring_bits}; eps = {eps:g} in {d} coordinates needs more than"
         f" {settings.get('most', 1.5):g} times the Gaussian's noise multiplier of"
-        f" {multiplier:.4g}: "
-        + (
-            f"use at least {enough} bits"
-            if enough
-            else "32 bits are not enough either: raise most or eps"
-        )
+        f" {multiplier:.4g}: {advice}"
     )

@@ -32,15 +32,15 @@ def smallest(account, names: tuple, **run) -> Guarantee:
 
     account: takes run and accountant; returns a Guarantee or raises ValueError.
     """
-    found, why = [], None
+    made, why = [], None
     for name in names:
         try:
-            found.append(account(**run, accountant=name))
+            made.append(account(**run, accountant=name))
         except ValueError as error:
             why = why or error
-    if why and not found:
+    if not made:
         raise why
-    return min(found, key=lambda made: made.eps)
+    return min(made, key=lambda one: one.eps)
 
 
 COMPRESSES = "simulation only: eps = inf compresses and guarantees nothing"  # a note
@@ -109,17 +109,12 @@ class Local(Mechanism):
 class LocalRenyi(Mechanism):
     """A mechanism whose every message is seen, accounted by how far two can diverge.
 
-    A subclass has `curve`, and `multiplier` where a Gaussian's messages tell as much.
+    A subclass has `curve`, and `multiplier`: of a Gaussian whose message tells no less.
     """
 
     accountants: dict = {}  # name -> its note
     tight: Any = ()  # of which the smallest is stated, unless one is named
     relations = {name: dict(relation=name) for name in ("zero-out", "replace")}
-
-    @property
-    def multiplier(self) -> float:
-        "Noise multiplier of a Gaussian mechanism whose message tells no less."
-        raise NotImplementedError
 
     def curve(self, orders, relation: str, how: str, d: int | None) -> np.ndarray:
         "Rényi curve of one message, nats at each order; how: accountant, d: None: any."
@@ -150,9 +145,9 @@ class LocalRenyi(Mechanism):
         check_choice("accountant", accountant, tuple(self.accountants))
         about = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
         about |= dict(
-            accountant=accountant, rounds=rounds, note=self.noted(accountant, d)
+            accountant=accountant, rounds=rounds, trust="local", scope="total"
         )
-        about |= dict(trust="local", scope="total")
+        about["note"] = self.noted(accountant, d)
         how, _, conversion = accountant.partition("-")
         if how in ("rdp", "pld"):
             return gaussian_guarantee(self.multiplier, delta, orders=orders, **about)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_size
 from ..core.random import normal, private_stream
 from ..core.vectors import check_rows, check_vector, clip_l2
-from ..core.wire import Bits, Message, finite_floats, header_bits
+from ..core.wire import Message, finite_floats
 from .contract import register
-from .noisy_sums import RING, Central, on_grid
+from .noisy_sums import RING, Central
+from ..secagg.ring import clip_to_grid
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034
 RELATIONS = {
@@ -56,12 +56,7 @@ class Gaussian(Central):
     local: bool = False
     exact: bool = True
     name, audit_cases = "gaussian", AUDITED
-    ranges = {
-        "clip_norm": "(0, inf)",
-        "sigma": "(0, inf)",
-        "local": bool,
-        "exact": bool,
-    }
+    ranges = Central.ranges | {"local": bool}
     deployment_note = property(lambda self: SAFE[self.exact])
     trust = property(lambda self: "local" if self.local else "central")
 
@@ -78,15 +73,12 @@ class Gaussian(Central):
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
 
-    def bits(self, d):
-        return Bits.of(32 * check_size("d", d), header_bits(self.name), 0, d)
-
     def moments(self, u):
         return self.clip(u) - u, torch.full_like(u, self.std**2 if self.local else 0.0)
 
     def noisy_steps(self, u: Tensor, rng) -> np.ndarray:
         "Clipped rows and exact noise, in steps, lifted from the ring they travel in."
-        z = on_grid(u, self.clip_norm, self.scale)
+        z = clip_to_grid(u, self.clip_norm, self.scale)
         return RING.lift(z + self.noise_steps(z.shape, rng))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
@@ -99,12 +91,11 @@ class Gaussian(Central):
 
     def encode(self, u: Tensor, key=None) -> Message:
         # clip, add the client's noise if it adds any, and write four bytes a value
-        row, rngs = check_vector("u", u)[None], [private_stream(key)]
-        if self.local and self.exact:
-            payload = RING.wrap(self.noisy_steps(row, rngs)[0]).astype("<u4")
-        else:
-            payload = self.simulate(row, rngs)[0].float().numpy().astype("<f4")
-        return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
+        if not (self.local and self.exact):
+            return super().encode(u, key)
+        z = self.noisy_steps(check_vector("u", u)[None], [private_stream(key)])[0]
+        payload = RING.wrap(z).astype("<u4").tobytes()
+        return Message(self.name, len(u), payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
         if not (self.local and self.exact):

@@ -66,13 +66,10 @@ class Quantised(Central):
     exact: bool = True
     name, audit_cases = "quantised", AUDITED
     note = "the server adds the noise and sees every sum before it"
-    ranges = {
-        "clip_norm": "(0, inf)",
-        "sigma": "(0, inf)",
+    ranges = Central.ranges | {
         "level_bits": IntRange(2, 16),
         "rounding": ROUNDINGS,
         "top": "(0, 1]",
-        "exact": bool,
     }
     levels = property(lambda self: 2 ** (self.level_bits - 1) - 1)  # L
     deployment_note = property(lambda self: SAFE[self.exact])
@@ -152,35 +149,23 @@ class Quantised(Central):
         part = x - x.floor()
         return (x * scale - u).to(u.dtype), (scale**2 * part * (1 - part)).to(u.dtype)
 
-    def reach(self, d):
-        # a whole entry is never rounded
-        one_whole_entry = d == 1 and self.length % 1 == 0
-        return self.length / math.sqrt(self.longest(1)) if one_whole_entry else 1.0
-
-    def scored(self, relation, seen):
-        # a score that knows the rounding
+    def scored(self, relation, sums):
+        # each entry by both its roundings, against none or their opposite
         if self.rounding != "random":
             return {}
-        return {"rounding": self.mixture_ratio(relation, seen)}
-
-    def mixture_ratio(self, relation: str, seen: np.ndarray) -> np.ndarray:
-        "Score a sum by both roundings of each entry, against none or their opposite."
-        scale = self.step(seen.shape[1])
-        x = self.length / math.sqrt(seen.shape[1])
+        scale, d = self.step(sums.shape[1]), sums.shape[1]
+        x = self.length / math.sqrt(d)
         low = math.floor(x)
+        chance = math.log1p(low - x), math.log(max(x - low, 1e-300))
 
         def log_law(sign):
-            far = [
-                -(((seen - sign * z * scale) / self.std) ** 2) / 2
-                for z in (low, low + 1)
-            ]
-            return np.logaddexp(
-                math.log1p(low - x) + far[0], math.log(max(x - low, 1e-300)) + far[1]
-            ).sum(1)
+            at = [sums - sign * z * scale for z in (low, low + 1)]
+            near = [p - (far / self.std) ** 2 / 2 for p, far in zip(chance, at)]
+            return np.logaddexp(*near).sum(1)
 
-        if relation == "replace":
-            return log_law(1) - log_law(-1)
-        return log_law(1) + ((seen / self.std) ** 2).sum(1) / 2
+        absent = -((sums / self.std) ** 2).sum(1) / 2
+        other = log_law(-1) if relation == "replace" else absent
+        return {"rounding": log_law(1) - other}
 
 
 def survival(mechanism, u: Tensor, rng) -> float:

@@ -20,19 +20,15 @@ from ..privacy.whole_noise import skellam_curvature
 from ..secagg.skellam_noise import skellam
 
 # %% ../../nbs/baselines/skellam.ipynb #133cfa46
-_SETTINGS = (  # sigma, n_clients, ring_bits, d; in the second the clip is 1.3 steps
-    (0.7, 5, 16, 1),
-    (1.0, 6, 6, 1),
-    (3.0, 5, 12, 6),
-)
 AUDITED = tuple(
     (
         dict(clip_norm=1.0, sigma=sigma, n_clients=n, ring_bits=bits, tolerance=0.2),
         dict(d=d),
         10**6,
-    )
-    for sigma, n, bits, d in _SETTINGS
+    )  # in the second the clip is 1.3 steps
+    for sigma, n, bits, d in ((0.7, 5, 16, 1), (1.0, 6, 6, 1), (3.0, 5, 12, 6))
 )
+SAMPLED = INTEGER_ORDERS[INTEGER_ORDERS <= 256]  # Rényi orders under sampling
 
 # %% ../../nbs/baselines/skellam.ipynb #77cf358b
 @register
@@ -57,40 +53,49 @@ class Skellam(OnRing):
         " shares"
     )
 
-    def variance(self, d):
-        # [Agarwal, Kairouz & Liu 2021, Alg. 1]
+    def variance(self, d: int) -> Fraction:
+        "Variance of a share, in squared steps. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
         return Fraction(self.share / self.step(d)) ** 2
 
-    def draw(self, variance, shape, rng):
-        # exactly [Agarwal, Kairouz & Liu 2021, Def. 3.1]
+    def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
+        """Exact noise, int64; rng: one stream, or one a row.
+        [Agarwal, Kairouz & Liu 2021, Def. 3.1]
+        """
         if not isinstance(rng, (list, tuple)):
             return skellam(variance, shape, rng)
         rows = [skellam(variance, shape[1:], stream) for stream in rng]
         return np.stack(rows) if rows else np.empty(shape, np.int64)
 
-    def noise_law(self, variance, count, size):
-        # a Skellam law of `count` variances [Agarwal, Kairouz & Liu 2021, Sec. 3]
+    def noise_law(self, variance: float, count: int, size: int) -> np.ndarray:
+        """The law (size,) of `count` shares in a ring, from 0 on: a Skellam law again.
+        [Agarwal, Kairouz & Liu 2021, Sec. 3]
+        """
         k = np.arange(-size // 2, size - size // 2)
         return np.roll(ive(np.abs(k), count * variance), -(size // 2))
 
     def step(self, d):
         # [Agarwal, Kairouz & Liu 2021, Sec. 4]
-        return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.room())
+        left = 4.0**self.ring_bits - self.rounding
+        return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(left)
 
-    def divergences(self, d, q, relation):
-        # noise of sigma C [Agarwal, Kairouz & Liu 2021, Cor. 4.1]
+    def sum_variance(self, d: int) -> float:
+        "Variance of noise of sigma C, in squared steps."
+        return (self.sigma * self.clip_norm / self.step(d)) ** 2
+
+    def orders(self, q: float) -> np.ndarray:
+        "Rényi orders at which a run is accounted."
+        return INTEGER_ORDERS if q == 1 else SAMPLED
+
+    def divergences(self, d: int, q: float, relation: str) -> np.ndarray:
+        "Rényi divergence of one sum at the `orders`. [Agarwal, Kairouz & Liu 2021, Cor. 4.1]"
         far, swap = self.longest(d), 1 + (relation == "replace")
         taxicab = min(math.sqrt(self.size(d)) * far, far**2)
-        mu = (self.sigma * self.clip_norm / self.step(d)) ** 2
-        curve = rdp_skellam(orders_at(q), mu, swap * far, swap * taxicab)
-        return amplify(curve, q) if q < 1 else curve
+        shift = swap * far, swap * taxicab
+        return amplify(rdp_skellam(self.orders(q), self.sum_variance(d), *shift), q)
 
-    def orders(self, q):
-        return orders_at(q)
-
-    def curvature(self, d):
-        # of noise of sigma C [page whole_noise, Prop. 3]
-        return skellam_curvature((self.sigma * self.clip_norm / self.step(d)) ** 2)
+    def curvature(self, d: int) -> float:
+        "Largest curvature of noise of sigma C. [page whole_noise, Prop. 3]"
+        return skellam_curvature(self.sum_variance(d))
 
 # %% ../../nbs/baselines/skellam.ipynb #9974a4fd
 def rdp_skellam(orders, mu: float, delta2: float, delta1: float) -> np.ndarray:
@@ -109,7 +114,7 @@ def amplify(curve, q: float) -> np.ndarray:
     "Rényi curve of symmetric noise at 2, 3, ..., sampled. [Mironov et al. 2019, Thm. 5]"
     if q in (0, 1):
         return q * curve
-    orders, found = np.arange(2, len(curve) + 2), []
+    orders, parts = np.arange(2, len(curve) + 2), []
     growth = (orders - 1) * curve
     with np.errstate(divide="ignore"):
         log_gain = growth + np.log(-np.expm1(-growth))
@@ -120,13 +125,5 @@ def amplify(curve, q: float) -> np.ndarray:
         rest = np.logaddexp.reduce(
             np.where(np.isneginf(weights), weights, terms), axis=1
         )
-        found.append(np.logaddexp(0, rest) / (some - 1))
-    return np.minimum(np.concatenate(found), curve)
-
-# %% ../../nbs/baselines/skellam.ipynb #c1a86302
-SAMPLED = 256  # largest order under sampling
-
-
-def orders_at(q: float) -> np.ndarray:
-    "Rényi orders at which a run is accounted."
-    return INTEGER_ORDERS if q == 1 else np.arange(2, SAMPLED + 1)
+        parts.append(np.logaddexp(0, rest) / (some - 1))
+    return np.minimum(np.concatenate(parts), curve)

@@ -41,23 +41,15 @@ class Support:
     "Coordinates in ascending order, with a digest. [fltop Sec. 3.1, the set T]"
 
     def __init__(self, coordinates):
-        coordinates = np.ravel(
-            check_reals("coordinates", coordinates, "[0, 4294967295)")
-        )
-        self.coordinates = np.unique(coordinates.astype(np.int64))
-        if (
-            len(self.coordinates) != len(coordinates)
-            or not len(coordinates)
-            or self.coordinates[0] < 0
-        ):
+        given = np.ravel(check_reals("coordinates", coordinates, "[0, 4294967295)"))
+        self.coordinates = np.unique(given.astype(np.int64))
+        if not 0 < len(given) == len(self.coordinates):
             raise ValueError(
-                f"coordinates has {len(coordinates)} numbers, {len(self.coordinates)}"
-                " of them distinct; a support is a non-empty set of distinct"
-                " non-negative numbers: drop the repeats"
+                f"coordinates has {len(given)} numbers, {len(self.coordinates)} of them"
+                " distinct; a support is a non-empty set: drop the repeats"
             )
-        self.digest = hashlib.sha256(
-            self.coordinates.astype("<i8").tobytes()
-        ).hexdigest()
+        text = self.coordinates.astype("<i8").tobytes()
+        self.digest = hashlib.sha256(text).hexdigest()
         self.index = torch.from_numpy(self.coordinates)
 
     def __len__(self):
@@ -200,8 +192,15 @@ class TopK(LinearSketch):
         return support
 
     def sketch(self, u):
+        # restrict to the support, then clip [fltop Alg. 3, lines 25-26]
         kept = u[:, self.current_support(u.shape[1]).index] if self.fraction < 1 else u
         return self.clip_sketch(kept)
+
+    def expand(self, values: Tensor, d: int) -> Tensor:
+        # [fltop Alg. 1, lines 11-12]
+        out = values.new_zeros(len(values), d)
+        out[:, self.current_support(d).index] = values
+        return out
 
     def reconstruct(self, total, cohort, d):
         return self.expand((total / cohort)[None], d)[0]
@@ -219,12 +218,6 @@ class TopK(LinearSketch):
         mask = torch.from_numpy(np.zeros(d, bool))
         mask[self.current_support(d).index] = True
         return mask
-
-    def expand(self, values: Tensor, d: int) -> Tensor:
-        # [fltop Alg. 1, lines 11-12]
-        out = values.new_zeros(len(values), d)
-        out[:, self.current_support(d).index] = values
-        return out
 
     def moments(self, u: Tensor) -> tuple:
         # bias: the weights outside the support; variance: the share of noise inside it

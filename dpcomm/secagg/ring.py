@@ -260,8 +260,3 @@ def clip_to_grid(x: np.ndarray, length: float, scale: float) -> np.ndarray:
         y[long] *= SHRINK
         z[long] = np.trunc(y[long])
     return z
-
-# %% ../../nbs/secagg/ring.ipynb #f10a7507
-def rounding_gap(steps: float, n: int) -> float:
-    "Total variation of n rounded normal numbers; 1 below one step. [this page, Prop. A]"
-    return min(1.0, math.sqrt(n / 600) / min(steps, 1e150) ** 2) if steps >= 1 else 1.0

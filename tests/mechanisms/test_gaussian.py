@@ -3,7 +3,6 @@ either claims.
 """
 
 import functools
-import itertools
 import math
 from fractions import Fraction
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from laws import ALARM
-from scipy.stats import norm
 from tables import tabled
 
 from dpcomm.core.random import Insecure, normal, private_stream, seed_tree
@@ -20,7 +18,7 @@ from dpcomm.mechanisms import noisy_sums
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.noisy_sums import noisy_sum_guarantee
 from dpcomm.mechanisms.quantised import Quantised
-from dpcomm.privacy import accounting, audit, hypothesis_tests
+from dpcomm.privacy import accounting, audit
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.secagg import ring
 
@@ -127,27 +125,6 @@ def law(steps, shift, wide):
     return p / p.sum()
 
 
-NOISES = [(0.3, 2.0), (0.5, 9.0), (1.0, 40.0), (2.0, 1000.0), (5.0, 2e4)]
-
-
-@tabled("sigma, steps", NOISES)
-def test_enumerated_discrete_noise_keeps_every_claim(sigma, steps):
-    "One dimension, the largest whole shift within the clip."
-    shift = int(steps / sigma)
-    wide = int(13 * steps) + shift
-    p, q = law(steps, shift, wide), law(steps, 0, wide)
-    names = itertools.product((1e-2, 1e-5), ("rdp-classic", "rdp-balle", "pld"))
-    for delta, name in names:
-        claim = noisy_sum_guarantee(sigma, delta, 1.0, 1, steps=steps, accountant=name)
-        true = hypothesis_tests.profile_of_pmfs(p, q, claim.eps)
-        assert true <= delta * (1 + 1e-9)
-        assert name != "pld" or steps < 9 or true > 0.3 * delta
-    eps = np.linspace(0, 5, 21)
-    bound = hypothesis_tests.profile_of_gaussian(shift / steps, eps)
-    bound += (1 + np.exp(eps)) * ring.rounding_gap(steps, 1)
-    assert (hypothesis_tests.profile_of_pmfs(p, q, eps) <= bound + 1e-12).all()
-
-
 @tabled("order", [2, 3, 17])
 def test_sampled_moments_at_whole_orders_are_the_normal_ones(order):
     "The mixture's moment, enumerated at 1.5 steps a deviation, is the accountant's closed form."
@@ -157,16 +134,6 @@ def test_sampled_moments_at_whole_orders_are_the_normal_ones(order):
     seen = (base * (1 - q + q * ratio) ** order).sum()
     known = accounting.rdp_subsampled_gaussian(np.array([order]), steps / shift, q)[0]
     assert math.log(seen) / (order - 1) == pytest.approx(known, rel=1e-9)
-
-
-@tabled("steps", [1.0, 1.7, 6.0, 30.0])
-def test_the_gap_to_rounded_normal_numbers_is_bounded(steps):
-    x = np.arange(-int(40 * steps), int(40 * steps) + 1)
-    p, gap = law(steps, 0, len(x) // 2), ring.rounding_gap(steps, 1)
-    q = norm.sf((np.abs(x) - 0.5) / steps) - norm.sf((np.abs(x) + 0.5) / steps)
-    assert 0.1 * gap < np.abs(p - q).sum() / 2 < gap and ring.rounding_gap(0.9, 1) == 1
-    many = ring.rounding_gap(2.0**20, 10**9)
-    assert many == pytest.approx(math.sqrt(1e9 / 600) / 2**40)
 
 
 # ---- single bits
@@ -209,9 +176,9 @@ def test_cohorts_of_a_fixed_size_are_accounted():
         same.eps == fixed_size_epsilon(2.0, 0.05, 100, 1e-5, accountant="rdp-balle").eps
     )
     assert noise.guarantee(100, 1e-5, note="told", **run).note.count("told") == 1
-    with pytest.raises(ValueError, match="use poisson or fixed, or 'none'"):
+    with pytest.raises(ValueError, match="sampling is"):
         noise.guarantee(100, 1e-5, **run | dict(sampling="replacement"))
-    with pytest.raises(ValueError, match="trust is 'local'|sees who sends|fixed"):
+    with pytest.raises(ValueError, match="sampling is"):
         Gaussian(1.0, 2.0, local=True).guarantee(100, 1e-5, **run)
 
 
