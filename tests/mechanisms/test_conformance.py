@@ -10,13 +10,11 @@ import itertools
 import math
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from cases import CASES, derived
+from cases import CASES
 from laws import ALARM, radius, same_law
 from tables import first_alone, tabled
 
@@ -66,38 +64,6 @@ def test_every_registered_mechanism_is_put_to_the_test(name):
     assert home == f"dpcomm.mechanisms.{name}" or not home.startswith("dpcomm")
     assert CASES[name], f"{name} has no cases: give its class `audited` parameters"
     assert {case.make(3).name for case in CASES[name].values()} == {name}
-
-
-@tabled("name", NAMES)
-def test_cases_follow_from_the_class_alone(name):
-    "What a mechanism that lists nothing is put to."
-    for case in derived(name).values():
-        mechanism = case.make(3)
-        assert mechanism.name == name and all(mechanism != m(3) for m in case.others)
-        for parameters, _ in case.bad:
-            with pytest.raises(ValueError):
-                contract.mechanism(name, **parameters)
-
-
-IMPORTED = """
-import sys
-from dpcomm.mechanisms import contract
-def loaded():
-    names = [m.split(".") for m in sys.modules if m.startswith("dpcomm.mechanisms.")]
-    return sorted(name[2] for name in names)
-contract.registered()
-print(*loaded())
-contract.mechanism_class(sys.argv[1])
-print(*loaded())
-"""
-
-
-def test_one_mechanism_is_imported_and_not_all():
-    code = [sys.executable, "-c", IMPORTED, "skellam"]
-    done = subprocess.run(code, capture_output=True, text=True, check=True)
-    first, then = done.stdout.splitlines()
-    assert first == "contract"
-    assert set(then.split()) - set(contract.COMMON) == {"skellam"}
 
 
 def told(name: str, thing) -> bool:
@@ -191,7 +157,7 @@ def test_the_contract_is_signed(case):
     with pytest.raises(dataclasses.FrozenInstanceError):
         mechanism.clip_norm = 3.0
     assert mechanism == case.make(5)
-    assert all(mechanism != other(5) for other in case.others)
+    assert mechanism not in case.others(5)
 
 
 @each
@@ -598,7 +564,7 @@ def test_settings_are_kept_as_plain_numbers(case):
 
 @each
 def test_every_setting_is_in_the_fingerprint(case):
-    made = [case.make(7), *(make(7) for make in case.others)]
+    made = [case.make(7), *case.others(7)]
     assert len({m.fingerprint for m in made}) == len(made)
 
 
@@ -631,7 +597,7 @@ def ignored(mechanism, name: str) -> bool:
 @each
 def test_no_privacy_is_said_or_refused(case):
     "Where no relation is claimed, eps is infinite, or there is no guarantee."
-    for m in (case.make(7), *(make(7) for make in case.others)):
+    for m in (case.make(7), *case.others(7)):
         if m.relations:
             continue
         try:
@@ -640,24 +606,6 @@ def test_no_privacy_is_said_or_refused(case):
             assert "gives no privacy guarantee" in str(error)
         else:
             assert found.eps == math.inf and "no privacy" in str(found)
-
-
-@each
-def test_pure_privacy_adds_up(case):
-    "Six messages spend six times one; the guarantee holds with any delta."
-    mechanism = case.make(7)
-    release = {k: v for k, v in case.release.items() if k not in ("rounds", "delta")}
-    if mechanism.guarantee(**case.release).accountant != "pure":
-        return
-    one, six = (mechanism.guarantee(rounds=n, **release) for n in (1, 6))
-    assert one.eps == mechanism.message_epsilon()
-    assert six.eps == pytest.approx(6 * one.eps) and six.delta == 0.0
-    names = (six.relation, six.trust, six.sampling, six.scope, six.unit)
-    assert names == ("local", "local", "none", "total", "client")
-    assert mechanism.guarantee(rounds=1, delta=1e-5, **release).delta == 1e-5
-    for sampling in ("fixed", "poisson"):
-        with pytest.raises(ValueError, match="sampling is"):
-            mechanism.guarantee(rounds=1, sampling=sampling)
 
 
 def by_law(mechanism) -> dict:
@@ -715,16 +663,6 @@ def test_what_is_not_finite_is_refused(case, bad):
 
 
 @each
-def test_constructor_arguments_out_of_range_are_refused_by_name(case):
-    cls = type(case.make(3))
-    for parameters, change in case.bad:
-        ((name, value),) = change.items()
-        with pytest.raises(ValueError, match=f"{name} is"):
-            cls(**parameters)
-            pytest.fail(f"{name}={value!r} was accepted")
-
-
-@each
 def test_damaged_messages_are_refused(case):
     mechanism = case.make(7)
     data = mechanism.encode(vector(7, 0.8)).to_bytes()
@@ -734,26 +672,6 @@ def test_damaged_messages_are_refused(case):
     for wrong in damaged:
         with pytest.raises(ValueError):
             mechanism.decode(wire.Message.from_bytes(wrong, 7))
-
-
-@each
-def test_payloads_of_the_wrong_length_are_refused(case):
-    "Framed and summed correctly, so that only the mechanism can notice."
-    mechanism = case.make(64)
-    message = mechanism.encode(vector(64, 0.8))
-    right = message.payload
-    for payload in {right[:-1], right + b"\0", b"", right[:3]} - {right}:
-        with pytest.raises(wire.BadMessage):
-            mechanism.decode(dataclasses.replace(message, payload=payload))
-
-
-@each
-def test_messages_of_other_parameters_are_refused_both_ways(case):
-    mechanism, u = case.make(7), vector(7, 0.8)
-    for other in (make(7) for make in case.others):
-        for sender, receiver in ((mechanism, other), (other, mechanism)):
-            with pytest.raises(wire.BadMessage, match="sender's parameters"):
-                receiver.decode(sender.encode(u))
 
 
 # ---- guarantees
@@ -848,27 +766,6 @@ def test_half_the_noise_is_caught(case):
     lie, rng = hypothesis_tests.with_less_noise(mechanism, 2.0), seed_tree(0, "half")
     known = (audit.EPS, mechanism.privacy_profile(relation, audit.EPS, **arguments))
     assert audit.judge_play(lie, relation, 20_000, rng, ALARM, known).refuted
-
-
-@summed
-def test_presence_is_not_claimed_where_noise_comes_in_shares(case):
-    "One share fewer on 16 n^2 coordinates moves the length by 2.8 standard deviations."
-    mechanism = case.make(4)
-    if not mechanism.relations or mechanism.n_clients > 10:
-        return  # the same with few clients costs a hundredth
-    assert set(mechanism.relations) == {"zero-out", "replace"}
-    never = (
-        audit.EPS,
-        hypothesis_tests.profile_of_gaussian(1 / mechanism.sigma, audit.EPS),
-    )
-    d = 16 * mechanism.n_clients**2
-    worlds = [
-        mechanism.attack_scores(
-            "add-remove", here, 400, seed_tree(0, "fewer", here), d=d
-        )
-        for here in (True, False)
-    ]
-    assert set(worlds[0]) == {"length"} and audit.judge(*worlds, never, ALARM).refuted
 
 
 @each
