@@ -276,16 +276,6 @@ MOST_COMPOSED = 2**40  # rounds; of more, the rounding of a loss may cost any ep
 PLAIN = 1e-15, 10**6, 1e-2  # from this delta on, up to these rounds, above this epsilon
 
 
-def _one_less_and_one_more(eps, sigma, delta, q, rounds):
-    "The smaller of an epsilon of swaps and what two steps of add-remove prove. [eq-group]"
-    while (least := delta / (1 + math.exp(min(eps / 2, 700)))) >= 1e-100:
-        half = _pld_eps(sigma, least, q, rounds, "add-remove", True)
-        if not 2 * half < 0.999 * eps:
-            break
-        eps = 2 * half
-    return eps
-
-
 @functools.lru_cache(64)
 def _pld_eps(sigma, delta, q, rounds, relation, hidden):
     """Epsilon of the losses themselves, or the Rényi curve's if it is smaller, which is
@@ -301,8 +291,6 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
         pairs = gaussian_pairs(1 / sigma, *args) if hidden else ()
         pairs = pairs or seen_pairs(far / sigma, args[0], None)
         found = max(upper_end([(pair, rounds)], delta) for pair in pairs)
-        if hidden and far == 2:
-            found = _one_less_and_one_more(found, sigma, delta, q, rounds)
     if delta >= PLAIN[0] and rounds <= PLAIN[1] and PLAIN[2] < found < math.inf:
         return found
     rate = q if hidden and far == 1 else 1.0

@@ -192,10 +192,6 @@ def ceiling(trials: int, delta: float, alarm: float = 1e-6) -> float:
     return float(_eps_bound(n, n, 0, n, delta, alarm))
 
 # %% ../../nbs/foundations/audit.ipynb #6eeea66f
-def _check_relation(mechanism, relation):
-    check_choice("relation", relation, mechanism.relations)
-
-
 def _game_arguments(mechanism, relation, given):
     "Arguments of one game, and of its guarantee; the relation goes by position."
     known = mechanism.relations.get(relation, {})
@@ -229,7 +225,7 @@ def audit_play(
     alarm: probability that the bound is too large.
     arguments: further arguments of the attack, such as rounds.
     """
-    _check_relation(mechanism, relation)
+    check_choice("relation", relation, mechanism.relations)
     ceiling(trials, delta, alarm)
     play = _game_arguments(mechanism, relation, arguments)[0]
     present, absent = _both_worlds(mechanism, relation, trials, rng, play)
@@ -238,7 +234,7 @@ def audit_play(
 # %% ../../nbs/foundations/audit.ipynb #600cefe2
 def claim(mechanism, relation: str, delta: float, rounds: int = 1) -> Guarantee:
     "The claim that an audit is held against; ValueError for an unknown relation."
-    _check_relation(mechanism, relation)
+    check_choice("relation", relation, mechanism.relations)
     release = mechanism.relations[relation]
     return mechanism.guarantee(rounds=rounds, delta=delta, **release)
 
@@ -402,7 +398,7 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     arguments: arguments of the attack, such as d.
     Returns: (eps, delta), arrays: everything claimed of one release at once.
     """
-    _check_relation(mechanism, relation)
+    check_choice("relation", relation, mechanism.relations)
     play, release = _game_arguments(mechanism, relation, arguments)
     points = [(EPS, mechanism.privacy_profile(relation, EPS, **play))]
     stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]
@@ -432,7 +428,7 @@ def judge_play(
     against: (eps, delta) arrays; None: the mechanism's own claims.
     arguments: arguments of the attack, such as d.
     """
-    _check_relation(mechanism, relation)
+    check_choice("relation", relation, mechanism.relations)
     ceiling(trials, 0, alarm)
     against = claims(mechanism, relation, **arguments) if against is None else against
     play = _game_arguments(mechanism, relation, arguments)[0]

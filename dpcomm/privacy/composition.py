@@ -20,7 +20,7 @@ UNIT = 2.0**-53  # rounding of a float64
 def _slack(pair, log_tail, more=0.0):
     "More than the error of a mass, as a part of its tail."
     size = np.where(np.isneginf(log_tail), 0, np.abs(log_tail))
-    return getattr(pair, "units", 8) * UNIT * (1 + size + more)
+    return pair.units * UNIT * (1 + size + more)
 
 
 def _cells(above, below):

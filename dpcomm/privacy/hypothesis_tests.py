@@ -15,9 +15,9 @@ from scipy.special import gammaln, log_ndtr, xlogy
 
 from dpcomm.core.checks import (
     check_between,
+    check_kind,
     check_reals,
     check_stream,
-    shown,
 )
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #e326ad15
@@ -26,17 +26,8 @@ EPS_RANGE = f"[0, {MOST_EPS:g}]"  # of privacy, at which a curve is asked
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #e326adp1
 def check_plays(present: bool, n: int) -> None:
-    """Refuse a world that is neither of the two, and a number of plays that none has.
-
-    present: which world.
-    n: plays, >= 1.
-    Returns: None, or ValueError.
-    """
-    if not isinstance(present, (bool, np.bool_)):
-        raise ValueError(
-            f"present is {shown(present)}; it must be True or False: pass True if the"
-            " record is present"
-        )
+    "Refuse a world that is neither of the two, and a number of plays that none has."
+    check_kind("present", present, (bool, np.bool_), "True if the record is present")
     check_between("n", n, 1, 2**32)
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #1d379e08

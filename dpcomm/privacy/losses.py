@@ -153,11 +153,7 @@ def gaussian_losses(
 
 def _check_draws(draws, q, sampling):
     if sampling != "replacement":
-        if draws is not None:
-            raise ValueError(
-                f"draws is {shown(draws)}; with sampling = {shown(sampling)} it has no"
-                " effect: leave it out"
-            )
+        check_choice("draws", draws, (None,))
         return None
     if check_between("draws", draws, 1, 2**31) <= q:
         raise ValueError(
@@ -271,20 +267,14 @@ class Bracket:
 
 
 def _check_list(releases):
-    if not isinstance(releases, (list, tuple)) or not releases:
-        raise ValueError(
-            f"releases is {shown(releases)}; it must be a list of (release, rounds): pass"
-            " [(mechanism.losses(...), 800)]"
-        )
-    for i, part in enumerate(releases):
-        if not (
-            isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Losses)
-        ):
+    given = isinstance(releases, (list, tuple)) and releases
+    for part in releases if given else [None]:
+        if not (isinstance(part, tuple) and isinstance(part[0], Losses)):
             raise ValueError(
-                f"releases[{i}] is {shown(part)}; it must be (Losses, rounds): pass"
-                " mechanism.losses(...) and the number of releases"
+                f"releases is {shown(releases)}; it must be a list of (Losses, rounds):"
+                " pass [(mechanism.losses(...), 800)]"
             )
-        check_between(f"rounds of releases[{i}]", part[1], 1, 2**53)
+        check_between("rounds of a release", part[1], 1, 2**53)
     return [(release, int(rounds)) for release, rounds in releases]
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ..core.checks import ENTRIES, check_between, check_choice, shown
+from ..core.checks import ENTRIES, check_between, check_choice, check_number
 from dpcomm.privacy.accounting import (
     calibrate,
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
+from .composition import upper_end
 from .fixed_size_accountant import fixed_size_epsilon
 from .guarantee import PREMISES, Guarantee
 from .losses import Losses
@@ -31,6 +32,7 @@ from dpcomm.privacy.rec_pairs import (
     _lower_eps,
     _pld_eps,
     null_slot_pairs,
+    opposite_pair,
 )
 
 # %% ../../nbs/dprec/accountant.ipynb #dcde65a8
@@ -233,9 +235,13 @@ ROUNDING_UNIT = 1e-15  # nine units in the last place of a float64
 LEAST_SIGMA = 0.01  # noise multiplier below which no losses are composed
 
 
-def _two_updates_eps(c, K, q, rounds, delta):
+def _two_updates_eps(c, K, groups, q, rounds, delta):
     "Epsilon of `rounds` slots that are, with probability q, one of two updates."
     found = math.inf
+    if groups == 1 and PLD_RANGE[0] <= c <= PLD_RANGE[1]:
+        found = upper_end([(opposite_pair(c, K, q), rounds)], delta)
+        if found < math.inf:
+            return found
     for distance, charge in _covering_gaussians(c, K, delta / (rounds * q)):
         sigma = min(2 / max(distance, 1e-11), 1e11)
         told = q * charge / (1 - q * (2 * ndtr(1 / sigma) - 1)) if charge else 0.0
@@ -247,7 +253,7 @@ def _two_updates_eps(c, K, q, rounds, delta):
 
 # %% ../../nbs/dprec/accountant.ipynb #b1d00035
 def pld_epsilon(c: float, run: RecRun, delta: float) -> Guarantee:
-    """Epsilon by losses rounded up, or Rényi's if less. [Props. I, J, K, M and N]
+    """Epsilon by losses rounded up, or Rényi's if less. [Props. I to K and M to P]
 
     c: clip_norm / std, > 0.
     run: its messages.
@@ -259,7 +265,7 @@ def pld_epsilon(c: float, run: RecRun, delta: float) -> Guarantee:
     eps, how = renyi.eps, "losses that cover every split of the norm"
     if run.relation in ("replace", "local"):
         how = "losses that cover any two updates"
-        eps = min(eps, _two_updates_eps(c, run.K, q, rounds, delta))
+        eps = min(eps, _two_updates_eps(c, run.K, run.groups, q, rounds, delta))
     elif PLD_RANGE[0] <= c <= PLD_RANGE[1]:
         eps = min(eps, _pld_eps(c, run.K, run.groups, q, rounds, delta))
         how = "losses of its exact law" if run.groups == 1 else how
@@ -268,8 +274,10 @@ def pld_epsilon(c: float, run: RecRun, delta: float) -> Guarantee:
     return replace(renyi, eps=eps, accountant="pld-exact", note=note)
 
 # %% ../../nbs/dprec/accountant.ipynb #ac37r002
-def _two_updates_pairs(c: float, K: int, q: float, relation: str) -> tuple:
-    "The pair that covers any two updates, in both directions. [Props. M and N]"
+def _two_updates_pairs(c, K, groups, q, relation):
+    "The pair that covers any two updates, in both directions. [Props. M to P]"
+    if groups == 1 and PLD_RANGE[0] <= c <= PLD_RANGE[1]:
+        return (opposite_pair(c, K, q),)
     distance, charge = _covering_gaussians(c, K, 1e-12 / q)[0]
     kind = "none" if relation == "local" else "fixed"
     (pair,) = gaussian_pairs(distance / 2, q, relation, kind, None)
@@ -289,7 +297,7 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
     """
     (_, q), K, groups, relation = run.composed, run.K, run.groups, run.relation
     if relation in ("replace", "local"):
-        pairs = _two_updates_pairs(c, K, q, relation)
+        pairs = _two_updates_pairs(c, K, groups, q, relation)
     elif PLD_RANGE[0] <= c <= PLD_RANGE[1]:
         pairs = null_slot_pairs(c, K, groups, q, 1000, 1e-9)
     else:
@@ -306,16 +314,9 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
 # %% ../../nbs/dprec/accountant.ipynb #b1d00037
 def pld_bracket(c: float, run: RecRun, delta: float) -> tuple:
     "The worst split's epsilon from below, and from above as `pld_epsilon` has it. [Prop. I]"
-    if run.relation in ("replace", "local"):
-        raise ValueError(
-            f"relation is {shown(run.relation)}; a lower bound exists only for"
-            " 'null-slot': use pld_epsilon, or relation='null-slot'"
-        )
+    check_choice("relation", run.relation, ("null-slot", "poisson-null"))
+    check_number("c", c, str(list(PLD_RANGE)))
     high = pld_epsilon(c, run, delta)
-    if not PLD_RANGE[0] <= c <= PLD_RANGE[1]:
-        raise ValueError(
-            f"c is {shown(c)}; it must lie in {PLD_RANGE} for a bracket: use pld_epsilon"
-        )
     rounds, q = run.composed
     return _lower_eps(c, run.K, q, rounds, delta), high.eps
 

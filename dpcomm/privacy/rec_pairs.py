@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from .composition import both_ends, upper_end
-from .pairs import Listed, OnGrid
+from .pairs import Chorded, Listed, OnGrid, symmetric_tails
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00004
 NORMAL_RANGE = 9  # standard deviations of a normal law that are kept
@@ -308,3 +308,48 @@ def _pld_eps(c, K, groups, q, rounds, delta):
     "Epsilon of the composed losses, the larger of both directions."
     pairs = null_slot_pairs(c, K, groups, q, rounds, delta)
     return max(upper_end([(pair, rounds)], delta) for pair in pairs)
+
+# %% ../../nbs/dprec/losses.ipynb #opp00004
+OPPOSITE = 400, 800, 4000  # atoms of a sum and of t, losses of the curve
+
+
+def _coupled_sums(c, K):
+    "Sums A and B over the other candidates, in opposite order, and masses. [Prop. P]"
+    (a, p), (b, r) = (
+        _sum_of_lognormals(c, K - 1, OPPOSITE[0], power, True) for power in (1, -1)
+    )
+    p, r = p.cumsum() / p.sum(), r[::-1].cumsum() / r.sum()
+    ends = np.union1d(p, r)
+    i, j = (np.minimum(np.searchsorted(x, ends), len(x) - 1) for x in (p, r))
+    return a[i], b[::-1][j], np.diff(ends, prepend=0)
+
+
+@functools.lru_cache(16)
+def _opposite_curve(c, K):
+    "Losses, D at them, and e^loss times the null's tail. [Props. O and P]"
+    (a, b, p), (t, r) = _coupled_sums(c, K), _lognormal_atoms(c, OPPOSITE[1], 1, True)
+    hit = K / (1 + math.exp(c * c) * a[:, None] * t)
+    with np.errstate(divide="ignore"):
+        null = K * t / (t + b[:, None])
+        loss = np.log(hit) - np.log(null)
+    eps = np.linspace(0, loss[np.isfinite(loss)].max(), OPPOSITE[2])
+    cell, mass = np.searchsorted(eps, loss.ravel(), side="right"), p[:, None] * r
+    above, null = (
+        np.bincount(cell, (mass * x).ravel(), len(eps) + 1)[:0:-1].cumsum()[::-1]
+        for x in (hit, null)
+    )
+    null *= np.exp(eps)
+    return eps, above - null + 2 * MASS_ROUNDING * (above + null), null
+
+
+@functools.lru_cache(64)
+def _opposite_tails(c, K, q):
+    eps, curve, null = _opposite_curve(c, K)
+    with np.errstate(divide="ignore"):
+        log_delta = np.log(q * curve + 2.0**-50 * null)
+    return symmetric_tails(np.log1p(q * np.expm1(eps)), log_delta)
+
+
+def opposite_pair(c: float, K: int, q: float) -> Chorded:
+    "The pair of any two updates of one group in a slot that is the client's at rate q."
+    return Chorded(_opposite_tails, (c, K, q))

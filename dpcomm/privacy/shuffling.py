@@ -16,7 +16,7 @@ import numpy as np
 from ..core.checks import check_between, check_number
 from .composition import UNIT
 from .losses import Losses
-from .pairs import Listed, Seen
+from .pairs import Chorded, Listed, Seen
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000013
 LISTED = 100  # messages up to which every outcome is listed
@@ -87,35 +87,11 @@ def _lattice(eps, n):
     return loss, (*above, *below)
 
 
-@dataclass(frozen=True)
-class _Clones:
-    "One of n shuffled messages against the other input's. [this page, Prop. clones]"
-
-    eps: float  # of one message
-    n: int
-
-    @property
-    def top(self):
-        return self.eps
-
-    @property
-    def units(self):
-        return 8 + 2 * len(_lattice(self.eps, self.n)[0])
-
-    def tails(self, y):
-        loss, tails = _lattice(self.eps, self.n)
-        at = np.searchsorted(loss, y, side="right")
-        return tuple(tail[at] for tail in tails)
-
-    def anchor(self, step):
-        return 0.0
-
-
 @functools.lru_cache(maxsize=64)
 def _clones(eps, n):
     "The pair of one shuffle: listed where there are few outcomes."
     if n > LISTED:
-        return _Clones(eps, n)
+        return Chorded(_lattice, (eps, n), eps, 2)
     parts = [_outcomes(eps, k) for k in range(1, n + 1)]
     share = 2 / (2 + math.expm1(eps))
     law = [

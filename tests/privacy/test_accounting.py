@@ -423,23 +423,6 @@ def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, 
 
 
 @tabled(
-    "scope, unit, rounds",
-    list(product(said.SCOPES, said.UNITS, (None, 1, 5))),
-)
-def test_one_message_or_one_round_is_no_whole_run(scope, unit, rounds):
-    names = NAMES | dict(scope=scope, unit=unit, rounds=rounds)
-    whole = (scope, rounds) != ("per-round", 5) and (scope, unit) != (
-        "total",
-        "message",
-    )
-    if whole:
-        assert Guarantee(1, 1e-5, **names).rounds == rounds
-    else:
-        with pytest.raises(ValueError, match="scope"):
-            Guarantee(1, 1e-5, **names)
-
-
-@tabled(
     "run, smaller",
     [
         ((0.3, 1e-12, 1e-6, 10**6), "pld"),
@@ -471,35 +454,3 @@ def test_pld_is_never_above_the_renyi_value(run, smaller):
 def test_rare_clients_cost_what_their_pair_costs(run, published, true):
     made = gaussian_guarantee(*run, sampling="poisson", accountant="pld")
     assert 0.75 * true < made.eps <= true < published
-
-
-def normal(**wrong):
-    return lambda: gaussian_guarantee(**(dict(sigma=2.0, delta=1e-5) | wrong))
-
-
-def search(low, high, increasing=False):
-    at = lambda sigma: gaussian_guarantee(sigma, 1e-5)  # noqa: E731
-    return lambda: calibrate(at, 2, low, high, increasing)
-
-
-REFUSED = [
-    (normal(sampling="fixed", q=0.1), "fixed size"),
-    (normal(sampling="replacement", q=0.1), "fixed size"),
-    (normal(sampling="poisson", relation="replace"), "swapped"),
-    (normal(relation="null-slot"), "null message"),
-    (normal(q=0.5), "q is 0.5"),
-    (normal(rounds=3, scope="per-round"), "rounds is 3"),
-    (search(50, 60), "widen"),
-    (search(0.5, 0.6), f"{gaussian_guarantee(0.5, 1e-5).eps:.4g}"),
-    (search(0.5, 0.6), f"{gaussian_guarantee(0.6, 1e-5).eps:.4g}"),
-    (search(0.5, 60, True), "increasing=False"),
-    (lambda: rdp_subsampled_gaussian(2, "1 m", 0.1), "sigma is '1 m'"),
-    (lambda: rdp_to_eps(2, 1.0, 1e-5, "clasic"), "mean 'classic'"),
-]
-
-
-@tabled("call, text", REFUSED)
-def test_what_cannot_be_is_refused_by_name(call, text):
-    with pytest.raises(ValueError) as error:
-        call()
-    assert text in str(error.value)

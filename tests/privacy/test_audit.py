@@ -72,32 +72,6 @@ def test_clopper_pearson_is_scipys(n, alarm):
         np.testing.assert_allclose(ends, theirs, rtol=1e-7, atol=1e-12)
 
 
-NO, HALF, G = np.zeros(100), [0.5, 0.5], Gaussian(1, 1)
-REFUSED = [
-    (lambda: audit.distinguish(NO[:99], NO, 0), "100"),
-    (lambda: audit.distinguish(NO, NO + np.nan, 0), "nan"),
-    (lambda: audit.enumerated_eps(HALF, [1.0], 0), "outcomes"),
-    (lambda: audit.enumerated_eps([0.5, 0.6], HALF, 0), "normalise"),
-    (lambda: audit.audit_play(G, "local", 100, DELTA, seed_tree(0)), "relation"),
-    (
-        lambda: audit.refutes(audit.Audit(1, 1e-3, 0, "x", 0), claimed(1, 1e-4)),
-        "delta of the guarantee",
-    ),
-    (lambda: G.attack_scores("local", True, 100, seed_tree(0)), "relation"),
-    (
-        lambda: Rec(1, 1).attack_scores("local", True, 100, seed_tree(0), path="bytes"),
-        "path",
-    ),
-]
-
-
-@tabled("call, words", REFUSED)
-def test_bad_input_costs_one_sentence(call, words):
-    with pytest.raises(ValueError, match=words) as error:
-        call()
-    assert "\n" not in str(error.value)
-
-
 # ---- enumeration
 
 
@@ -556,24 +530,6 @@ class HalfTheNoise(Gaussian):
     std = property(lambda self: self.sigma * self.clip_norm / 2)
 
 
-class ScaleForgotten(Gaussian):
-    std = property(lambda self: self.sigma)
-
-
-class TwiceTheClip(Gaussian):
-    "Clips to 2 C, in messages and at the server, and adds noise made for C."
-
-    twin = property(
-        lambda self: Gaussian(2 * self.clip_norm, self.sigma / 2, self.local)
-    )
-
-    def simulate(self, u, rng):
-        return self.twin.simulate(u, rng)
-
-    def aggregate(self, estimates, cohort, rng):
-        return self.twin.aggregate(estimates, cohort, rng)
-
-
 class SameNoiseEveryRound(Gaussian):
     def aggregate(self, estimates, cohort, rng):
         return super().aggregate(estimates, cohort, seed_tree(7))
@@ -584,9 +540,6 @@ class RecHalfThePrior(Rec):
 
     def encode(self, u, key):
         return self.twin.encode(u, key)
-
-    def simulate(self, u, rng):
-        return self.twin.simulate(u, rng)
 
 
 class RecOneCandidateShort(Rec):
@@ -710,18 +663,6 @@ def engine(mechanism, plays, forget=None):
 # what is broken -> (broken game, the same with the honest mechanism), each
 # plays -> (Audit, Guarantee)
 BROKEN = {
-    "gaussian: noise halved": (
-        lambda n: game(HalfTheNoise(1.0, 2.0), "add-remove", n),
-        lambda n: game(Gaussian(1.0, 2.0), "add-remove", n),
-    ),
-    "gaussian: clip off by 2": (
-        lambda n: game(TwiceTheClip(1.0, 2.0), "add-remove", n),
-        lambda n: game(Gaussian(1.0, 2.0), "add-remove", n),
-    ),
-    "gaussian: scale without the clip": (
-        lambda n: game(ScaleForgotten(4.0, 2.0), "replace", n),
-        lambda n: game(Gaussian(4.0, 2.0), "replace", n),
-    ),
     "gaussian: noise reused across rounds": (
         lambda n: game(SameNoiseEveryRound(1.0, 4.0), "add-remove", n, 2),
         lambda n: game(Gaussian(1.0, 4.0), "add-remove", n, 2),
@@ -729,10 +670,6 @@ BROKEN = {
     "rec: prior halved": (
         lambda n: exact_game(RecHalfThePrior(0.6, 1.0, 1), n),
         lambda n: exact_game(Rec(0.6, 1.0, 1), n // 8),
-    ),
-    "rec: prior halved in simulate": (
-        lambda n: game(RecHalfThePrior(1.0, 1.0), "null-slot", n, path="simulate"),
-        lambda n: game(Rec(1.0, 1.0), "null-slot", n, path="simulate"),
     ),
     "rec: K off by one": (
         lambda n: game(RecOneCandidateShort(0.5, 1.0, 2), "null-slot", n, most=1500),
@@ -745,10 +682,6 @@ BROKEN = {
     "rec: seed reused across rounds": (
         lambda n: game(RecKeyOfThePlay(0.2, 1.0, 3), "null-slot", n, 2, most=1500),
         lambda n: game(Rec(0.2, 1.0, 3), "null-slot", n, 2, most=1500),
-    ),
-    "engine: server's noise reused across rounds": (
-        lambda n: engine(Gaussian(1.0, 4.0), n, "round"),
-        lambda n: engine(Gaussian(1.0, 4.0), n),
     ),
     "engine: clients' noise reused across rounds": (
         lambda n: engine(Gaussian(1.0, 4.0, True), n, "round"),
@@ -767,7 +700,7 @@ BROKEN = {
         lambda n: engine(Rec(0.2, 1.0, 3), n),
     ),
 }
-# In the first tier one fault of the engine stands for five, and a halved prior for two.
+# In the first tier one fault of the engine stands for four, and a halved prior for two.
 LATER = [what for what in BROKEN if what.startswith("engine: ")][1:] + [
     "rec: prior halved"
 ]

@@ -3,6 +3,7 @@ two candidates, a product rule for three, exact fractions, Monte Carlo, and the 
 of (epsilon, delta) itself.
 """
 
+import inspect
 import itertools
 import math
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import rec
-from dpcomm.privacy import rec_accountant, rec_pairs
+from dpcomm.privacy import audit, rec_accountant, rec_pairs
 from dpcomm.privacy.accounting import (
     gaussian_delta,
     gaussian_guarantee,
@@ -464,15 +465,26 @@ def test_each_step_of_the_ladder_is_paid(monkeypatch):
 # ---- other clients in the slots, by enumeration
 
 DELTAS = (0.1, 1e-2, 1e-3)
-SIDE = np.linspace(-7, 7, 141)
-PLANE = np.stack(np.meshgrid(SIDE, SIDE), -1).reshape(-1, 2)
-LINE = np.linspace(-8, 8, 321)[:, None]
+
+
+def grid(reach, step, d, one):
+    "Points of a grid, and the cell of so many a side that each lies in."
+    side = np.arange(-reach, reach, step)
+    points = np.stack(np.meshgrid(*[side] * d), -1).reshape(-1, d)
+    cell = np.meshgrid(*[np.arange(len(side)) // one] * d)
+    return points, sum(x.ravel() * (cell[0].max() + 1) ** k for k, x in enumerate(cell))
+
+
+PLANE, LINE = grid(7, 1 / 30, 2, 3), grid(8, 0.01, 1, 5)
 
 
 def laws_of_two(points, updates) -> np.ndarray:
-    "Laws of (chosen - other) / sqrt 2 for two candidates, a row an update."
+    """Laws of (chosen - other) / sqrt 2 for two candidates, a row an update: what is seen is
+    the cell only, so that nothing is lost that is not true."""
+    points, cells = points
     null = np.exp(-(points**2).sum(1) / 2)
-    return 2 * expit(2**0.5 * np.asarray(updates) @ points.T) * null / null.sum()
+    laws = 2 * expit(2**0.5 * np.asarray(updates) @ points.T) * null / null.sum()
+    return np.array([np.bincount(cells, law) for law in laws])
 
 
 def stick_both(P, Q, eps) -> float:
@@ -511,7 +523,7 @@ def covered(claims, P, Q):
 def claims_of(c, slots, n, K, **run):
     "By moments, by losses, and by losses where moments are better."
     run = RecRun(slots, n, K, 1, "replace", **run)
-    two = c, K, run.cohort / n, slots // run.cohort
+    two = c, K, 1, run.cohort / n, slots // run.cohort
     return [
         lambda delta: exact_epsilon(c, run, delta, "balle").eps,
         lambda delta: pld_epsilon(c, run, delta).eps,
@@ -541,7 +553,8 @@ def test_two_slots_whose_clients_answer_the_first_message(c, n):
         worlds = []
         for world in (0, 1):
             first, *second = (laws_of_two(LINE, u[world]).mean(0) for u in rounds)
-            answer = np.where(LINE > 0, *(law[None] for law in second))
+            up = np.arange(len(first))[:, None] >= len(first) / 2
+            answer = np.where(up, *(law[None] for law in second))
             worlds.append((first[:, None] * answer).ravel())
         shares.append(covered(claims_of(c, 2, n, 2), *worlds))
     assert shares[0] > 0.25
@@ -588,7 +601,7 @@ def test_what_a_cover_needs_is_charged_to_delta(charge, delta, monkeypatch):
     monkeypatch.setattr(rec_accountant, "_covering_gaussians", cover)
     for q in (1.0, 0.3, 0.05):
         eps, several = (
-            rec_accountant._two_updates_eps(1.0, 4, q, slots, delta)
+            rec_accountant._two_updates_eps(1.0, 4, 2, q, slots, delta)
             for slots in (1, 20)
         )
         needed = q * charge
@@ -668,19 +681,114 @@ def test_losses_of_a_slot_compose_to_the_run(groups, relation):
 
 
 @tabled("c, relation", [(0.545, "replace"), (0.545, "local"), (6.0, "replace")])
-def test_losses_of_two_updates_are_no_less_than_the_truth(c, relation):
-    "One slot: by the law of two candidates; the pair without a charge is Proposition G's."
-    run = RecRun(slots=3, n_clients=4, K=2, groups=1, relation=relation)
+def test_losses_of_two_updates_are_those_of_their_groups(c, relation):
+    "One group has the pair of opposite updates, two of two candidates Proposition G's."
+    run = RecRun(slots=3, n_clients=4, K=2, groups=2, relation=relation)
     slot = rec_losses(c, run)
     (pair,) = slot.pairs
     wide = gaussian_pairs(
         math.sqrt(2) * c, slot.q, relation, "fixed" if slot.q < 1 else "none", None
     )
     assert (pair,) == wide
-    eps = compose([(slot, 3)], 1e-3).eps
-    assert eps >= compose([(rec_losses(c / 2, run), 3)], 1e-3).eps
     (near,) = rec_losses(0.545, replace(run, K=128)).pairs
     assert near.rest > 0 and near.pairs[0] != pair
+    if c < 4:
+        one = replace(run, groups=1)
+        listed = compose([(rec_losses(c, one), 3)], 1e-3)
+        alone = pld_epsilon(c, one, 1e-3).eps
+        assert listed.low <= alone == pytest.approx(listed.eps, rel=1e-3)
+        assert alone < 0.6 * compose([(slot, 3)], 1e-3).eps
+
+
+def hold_opposite_updates():
+    "The pair's curve over that of two and three candidates, and opposite updates' over others'."
+    rec_pairs._opposite_curve.cache_clear()
+    rec_pairs._opposite_tails.cache_clear()
+    axes = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
+    for K, c, most in ((2, 0.6, 1.002), (3, 0.8, 1.15)):
+        side = np.linspace(-7, 7, 6001 if K == 2 else 601)
+        at = np.stack(np.meshgrid(*[side] * (K - 1))).reshape(K - 1, -1)
+        null = norm.pdf(at).prod(0) * (side[1] - side[0]) ** (K - 1)
+        z = axes[: K - 1, :K].T @ at
+        pair = rec_pairs.opposite_pair(c, K, 0.3)
+        eps = np.array([0.0, 0.1, 0.3, 0.8])
+        y = np.log1p(0.3 * np.expm1(eps))
+        p, q, below, null_below = np.exp(pair.tails(y))
+        assert np.allclose(p + below, 1) and np.allclose(q + null_below, 1)
+        found = (p - np.exp(y) * q) / 0.3
+
+        def curve(u, v):
+            one, other = (np.exp(s * z - logsumexp(s * z, axis=0)) for s in (u, v))
+            excess = [np.maximum(one - math.exp(e) * other, 0).sum(0) for e in eps]
+            return np.array(excess) @ null
+
+        exact = curve(c, -c)
+        assert (exact <= found * (1 + 2e-5)).all() and (found <= most * exact).all()
+        for u, v in ((c, 0), (0, c), (c, -c / 2), (c / 2, -c), (c, c / 2)):
+            assert (curve(u, v) <= exact).all()
+
+
+def test_no_two_updates_lose_more_than_opposite_ones():
+    hold_opposite_updates()
+
+
+@tabled(
+    "name, old, new",
+    [
+        ("_opposite_curve", "math.exp(c * c) *", "math.exp(0.9 * c * c) *"),
+        ("_opposite_curve", "math.exp(c * c) *", "math.exp(1.05 * c * c) *"),
+        ("_opposite_curve", "above - null +", "0.998 * above - null +"),
+        ("_coupled_sums", "[::-1][j]", "[j]"),
+        ("_opposite_tails", "np.log1p(q *", "np.log1p(0.98 * q *"),
+    ],
+)
+def test_a_wrong_constant_of_opposite_updates_is_noticed(name, old, new, monkeypatch):
+    source, space = inspect.getsource(getattr(rec_pairs, name)), dict(vars(rec_pairs))
+    assert old in source
+    exec(source.replace(old, new), space)
+    monkeypatch.setattr(rec_pairs, name, space[name])
+    if name == "_opposite_tails":
+        monkeypatch.setattr(space[name], "cache_clear", lambda: None, raising=False)
+    with pytest.raises(AssertionError):
+        hold_opposite_updates()
+    monkeypatch.undo()
+    rec_pairs._opposite_curve.cache_clear()
+    rec_pairs._opposite_tails.cache_clear()
+
+
+@pytest.mark.slow
+@tabled(
+    "c, K, slots, n, delta, right",
+    [
+        (0.545, 2, 10_000, 100, 100**-1.1, 2.58),
+        (0.545, 128, 10_000, 100, 100**-1.1, 6.013),
+        (0.87, 128, 10_000, 100, 100**-1.1, 23.47),
+    ],
+)
+def test_the_pair_knows_the_number_of_candidates(c, K, slots, n, delta, right):
+    run = RecRun(slots, n, K, 1, "replace")
+    assert pld_epsilon(c, run, delta).eps == pytest.approx(right, rel=2e-3)
+    cover = rec_accountant._two_updates_eps(c, K, 2, 1 / n, slots, delta)
+    assert 1.07 * right < cover
+
+
+def test_a_replaced_client_of_one_group_is_audited():
+    "Three clients, the others opposite: the slot's message and its candidates are seen."
+    c, K, n, delta = 1.5, 4, 100_000, 1e-2
+    rng, laws = seed_tree(0, "opposite"), []
+    for first in (c, -c):
+        z = rng.standard_normal((n, K))
+        update = np.where(rng.random(n) < 1 / 3, first, -c)[:, None]
+        chosen = (update * z + rng.gumbel(size=z.shape)).argmax(1)
+        drawn = z[np.arange(n), chosen]
+        odds = [s * c * drawn - logsumexp(s * c * z, axis=1) for s in (1, -1)]
+        laws.append(odds[0] - odds[1])
+    found = audit.distinguish(*laws, delta)
+    claimed = pld_epsilon(c, RecRun(1, 3, K, 1, "replace"), delta)
+    assert not audit.refutes(found, claimed) and found.eps > 0.5 * claimed.eps
+    assert audit.refutes(
+        found, pld_epsilon(c / 2, RecRun(1, 3, K, 1, "replace"), delta)
+    )
 
 
 def test_the_mechanisms_losses_are_about_what_it_guarantees():

@@ -83,7 +83,7 @@ def test_no_randomiser_is_above_the_pair(made, n, eps):
 
 @tabled("eps, n", [(0.3, 101), (2.0, 150), (6.0, 300)])
 def test_the_lattice_is_just_above_the_listed_pair(monkeypatch, eps, n):
-    coarse = shuffling._Clones(eps, n)
+    coarse = shuffling._clones(eps, n)
     monkeypatch.setattr(shuffling, "LISTED", 10**4)
     listed = shuffling._clones.__wrapped__(eps, n)
     for at in (0.0, 0.1 * eps, 0.5 * eps):
