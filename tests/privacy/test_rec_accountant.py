@@ -23,7 +23,6 @@ from dpcomm.mechanisms import rec
 from dpcomm.privacy import audit, rec_accountant, rec_pairs
 from dpcomm.privacy.accounting import (
     gaussian_delta,
-    gaussian_guarantee,
     rdp_gaussian,
     rdp_subsampled_gaussian,
 )
@@ -32,16 +31,13 @@ from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.losses import compose
 from dpcomm.privacy.pairs import OnGrid, gaussian_pairs
 from dpcomm.privacy.rec_accountant import (
-    LARGEST_ORDER,
     SAMPLINGS_OF,
     RecRun,
     _covering_gaussians,
-    calibrate_clip,
     exact_epsilon,
     pld_bracket,
     pld_epsilon,
     rec_losses,
-    theorem1_epsilon,
 )
 from dpcomm.privacy.rec_moments import (
     EXACT_EXPONENT,
@@ -197,36 +193,6 @@ def test_the_local_curve_covers_opposite_updates(order, s):
 PAIRS = [(r, s) for r, samplings in SAMPLINGS_OF.items() for s in samplings]
 
 
-STATED = [
-    ("mnist", 3, 0.545, 100, 10, 1000, 8),
-    ("mnist", 6, 0.87, 100, 10, 1000, 8),
-    ("femnist", 1, 0.77, 3500, 100, 4000, 8),
-    ("femnist", 3, 1.41, 3500, 100, 4000, 8),
-    ("femnist", 6, 1.745, 3500, 100, 4000, 8),
-    ("shakespeare", 3, 1.435, 660, 66, 200, 11),
-]
-
-
-@pytest.mark.slow
-@tabled("task, stated, c, n, cohort, rounds, groups", STATED)
-def test_the_exact_accountant_is_inside_algorithm_7(
-    task, stated, c, n, cohort, rounds, groups
-):
-    run, delta = RecRun(rounds * cohort, n, K=128, groups=groups), n**-1.1
-    classic, less = (exact_epsilon(c, run, delta, x).eps for x in ("classic", "balle"))
-    printed = theorem1_epsilon(c, run.slots, n, 7 * groups, delta).eps
-    assert less < classic < 0.8 * printed
-    one = replace(run, slots=1, relation="local")
-    assert exact_epsilon(c, one, delta).eps > classic
-    larger = calibrate_clip(stated, run=run, delta=delta, conversion="balle")
-    assert larger > 1.1 * c
-    assert (
-        stated * (1 - 1e-4) < exact_epsilon(larger, run, delta, "balle").eps <= stated
-    )
-    # and it is finite for StackOverflow
-    assert exact_epsilon(1.227, RecRun(90_000, 342_477, 128, 6), 342_477**-1.1).eps < 1
-
-
 def needed_delta(eps: float, s: float, q: float, forward: bool) -> float:
     "Hockey-stick divergence of one slot for K = 2."
     v, a = np.linspace(-14, 14, 40_001), math.exp(eps)
@@ -241,15 +207,6 @@ def test_claimed_deltas_suffice_for_two_candidates(c, n_clients, conversion):
     g = exact_epsilon(c, RecRun(1, n_clients, 2, 1), 1e-3, conversion)
     needed = (needed_delta(g.eps, c, 1 / n_clients, way) for way in (True, False))
     assert max(needed) <= g.delta
-
-
-def test_the_limit_of_many_candidates_is_the_gaussian_mechanism():
-    ours, orders = (
-        exact_epsilon(0.3, RecRun(1, 1, 2**24, 1), 1e-4),
-        np.arange(2, LARGEST_ORDER + 1),
-    )
-    gaussian = gaussian_guarantee(1 / 0.3, 1e-4, orders=orders)
-    assert ours.eps == pytest.approx(gaussian.eps, rel=1e-3)
 
 
 REC = rec.Rec(0.545 * 0.005, 0.005, 7, (3,) * 8)
@@ -415,18 +372,6 @@ def test_the_bracket_at_mnist(c, relation, low, high):
     found = pld_bracket(c, run, delta)
     assert low < found[0] <= found[1] < high and found[1] < 1.001 * found[0]
     assert found[1] < exact_epsilon(c, run, delta, "balle").eps
-
-
-LOSSES = [(1e-4, 1), (0.545, 1), (1.0, 8), (1.5, 1), (5.0, 8)]
-
-
-@pytest.mark.slow
-@tabled("c, groups", LOSSES)
-def test_composed_losses_never_exceed_the_renyi_value(c, groups):
-    for slots in (1, 100_000):
-        run, delta = RecRun(slots, 100, 128, groups), 100**-1.1
-        ours, renyi = pld_epsilon(c, run, delta), exact_epsilon(c, run, delta, "balle")
-        assert 0 <= ours.eps <= renyi.eps and ours.accountant == "pld-exact"
 
 
 @tabled("share", [0.5, 0.8, 1.0])
@@ -654,17 +599,6 @@ def test_two_updates_seen_by_the_server_are_composed():
     gaussian = brentq(needs, 0, 200)
     assert gaussian < found.eps < 1.06 * gaussian and found.trust == "local"
     assert found.eps < 0.75 * exact_epsilon(0.545, run, delta, "balle").eps
-
-
-@pytest.mark.slow
-@tabled("delta, most", [(1e-8, 0.96), (1e-10, 0.97)])
-def test_the_exact_law_reaches_small_deltas(delta, most):
-    "A thousand rounds of ten: the losses are tighter than the moments, not as much as these."
-    run = RecRun(10_000, 100, 128, 1)
-    found = pld_epsilon(0.87, run, delta).eps
-    assert found < most * exact_epsilon(0.87, run, delta, "balle").eps
-    low, high = pld_bracket(0.87, run, 1e-4)
-    assert low <= high <= 1.01 * low and found > high
 
 
 @tabled("groups, relation", [(8, "null-slot"), (1, "poisson-null")])

@@ -15,7 +15,6 @@ from tables import tabled
 
 from dpcomm import Deployment
 from dpcomm.core.random import seed_tree
-from dpcomm.mechanisms.choose import choose
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.privacy import audit_cases, shuffling
 from dpcomm.privacy.guarantee import Guarantee
@@ -195,24 +194,11 @@ def test_only_pure_local_mechanisms_gain():
         Guarantee(1, 1e-6, "client", "local", "poisson", "pld", "total", "shuffler")
 
 
-def test_choose_says_that_a_shuffler_is_needed():
-    s = Deployment(5000, 5000, 2, 1e-6, "none", trust="shuffler", d=256)
-    best = choose(s, 1.0, bits=8.0).best
-    assert best.guarantee.trust == "shuffler"
-    assert any("shuffler" in text for text in best.gives_up)
-
-
 REFUSED = [
     (lambda: shuffled_losses(0.0, 10), "eps"),
     (lambda: shuffled_losses(1.0, 0), "n is 0"),
     (lambda: Shuffled(None, 0), "n is 0"),
 ]
-
-
-@tabled("made, says", REFUSED)
-def test_refusals_name_what_is_wrong(made, says):
-    with pytest.raises(ValueError, match=says):
-        made()
 
 
 # ---- the audit
