@@ -26,7 +26,12 @@ EPS_RANGE = f"[0, {MOST_EPS:g}]"  # of privacy, at which a curve is asked
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #e326adp1
 def check_plays(present: bool, n: int) -> None:
-    "Refuse a world that is neither of the two, and a number of plays that none has."
+    """Refuse a world that is neither of the two, and a number of plays that none has.
+
+    present: which world.
+    n: plays, >= 1.
+    Returns: None, or ValueError.
+    """
     check_kind("present", present, (bool, np.bool_), "True if the record is present")
     check_between("n", n, 1, 2**32)
 
