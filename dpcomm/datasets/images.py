@@ -15,14 +15,7 @@ from itertools import islice
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader
 
 from ..core.checks import check_between, check_choice, needs, shown
 from ..core.files import check_digest, unpack
@@ -204,20 +197,11 @@ def _numbers(side):
     return x if x.layout is torch.strided else x.to_dense()
 
 
-def _whole(loader):
-    batches = loader.batch_sampler
-    if loader.collate_fn is not default_collate or type(batches) is not BatchSampler:
-        return False
-    sampler = batches.sampler
-    shuffled = type(sampler) is RandomSampler and not sampler.replacement
-    return type(sampler) is SequentialSampler or (
-        shuffled and len(sampler) == len(loader.dataset)
-    )
+def _columns(pairs):
+    return [torch.stack([*map(torch.as_tensor, side)]) for side in zip(*pairs)]
 
 
-def _pairs(held):
-    if isinstance(held, DataLoader) and not isinstance(held.dataset, IterableDataset):
-        held = held.dataset if _whole(held) else held
+def _rows(held):
     try:
         n = len(held)
     except TypeError:
@@ -225,24 +209,22 @@ def _pairs(held):
             "it does not say how many examples it has, and may have no end: pass"
             " [*it], or [*itertools.islice(it, n)]"
         ) from None
-    if hasattr(held, "__getitem__") and not isinstance(held, IterableDataset):
-        pairs = [held[i] for i in range(n)]
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a sampler may draw
-            pairs = [*islice(held, n)]
-    if pairs and not (isinstance(pairs[0], (tuple, list)) and len(pairs[0]) == 2):
-        raise TypeError(f"an example is a {type(pairs[0]).__name__}, not a pair")
-    if isinstance(held, DataLoader) and held.batch_sampler is not None:
-        return [example for batch in pairs for example in zip(*batch)]
-    return pairs
+    if not n:
+        return [], []
+    if not isinstance(held, DataLoader):
+        held = DataLoader(held, n, collate_fn=_columns)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a sampler may draw
+        batches = [*islice(held, len(held))]
+    if held.batch_sampler is None:
+        return _columns(batches)
+    return [torch.cat([*map(torch.as_tensor, side)]) for side in zip(*batches)]
 
 
 def _pair(held, who):
     try:
-        if not isinstance(held, (tuple, list)) or len(held) != 2:
-            held = [list(map(torch.as_tensor, side)) for side in zip(*_pairs(held))]
-        x, y = map(_numbers, held or ([], []))
+        pair = isinstance(held, (tuple, list)) and len(held) == 2
+        x, y = map(_numbers, held if pair else _rows(held))
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         why = str(error).partition(chr(10))[0][:120]
         raise ValueError(

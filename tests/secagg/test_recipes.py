@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from checkout import PAGES, ROOT
+from checkout import ROOT
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
@@ -111,16 +111,3 @@ def test_a_stream_of_messages_is_finished_only_with_its_shares(name):
         total.add(message)
     assert total.average(N, None).shape == (D,)
     assert not Total(m, D).average(N, None).any(), "nobody came, so nothing is shown"
-
-
-def test_no_page_opens_a_session_that_does_not_know_its_mechanism():
-    "Cells that open a session's total give it the mechanism, and say who is in it."
-    found = 0
-    for page in PAGES:
-        for cell in json.loads((ROOT / page).read_text("utf-8"))["cells"]:
-            code = "".join(cell["source"])
-            if "run_session(" in code and re.search(r"\w\.from_sum\(", code):
-                found += 1
-                assert ".ring, " not in code
-                assert re.search(r"n=len\(\w+\.survivors\)", code), page
-    assert found >= 6, "contract, ddgauss, skellam, compressive, fltop, on_ring"

@@ -90,15 +90,6 @@ def visit(server, replicas, cohort) -> None:
 # ---- the step
 
 
-def test_the_step_goes_with_the_average_update_over_the_expected_cohort():
-    "Three messages, cohort of two: the sum over two, added."
-    state, three = initial_state(agree("sgd"), 0), [message(i) for i in range(3)]
-    before = state.w.detach().clone()
-    total = sum(REC.decode(m).double() for m in three)
-    advance(state, [m.payload for m in three])
-    assert torch.allclose(state.w.detach().double() - before, total / 2, atol=1e-6)
-
-
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_step_is_the_servers_of_a_federated_run(server):
     "The same averages through the engine's optimiser, up to the order of a sum."
@@ -227,36 +218,6 @@ def test_packets_name_nobody_and_leave_out_ones_own():
     assert (new.kind, new.counts) == ("start", (0, 3))
     assert new.content == (9).to_bytes(4, "little") + b"".join(all_three)
     assert parse_packet(catch_up(hub, 2)) == new
-
-
-def test_the_state_is_sent_where_it_is_shorter_and_on_a_tie_the_history():
-    """SGD: 32 bytes of state. A seed and five messages are 29, six are 34; a seed and
-    one message of 28 bytes tie.
-    """
-    for n, kind in ((5, "start"), (6, "state")):
-        hub, _ = world("sgd", 2)
-        close_round(hub, [1] * n, [message(i).to_bytes() for i in range(n)])
-        assert parse_packet(catch_up(hub, 0)).kind == kind
-    wide = Rec(0.5, 0.2, 24, (1,) * 8)
-    hub = Server(agree("sgd", wide), 0, 2)
-    given = dict(payload=bytes(28), fingerprint=wide.fingerprint)
-    close_round(hub, [1], [dataclasses.replace(message(0), **given).to_bytes()])
-    packet = parse_packet(catch_up(hub, 0))
-    assert len(packet.content) == hub.agreement.state_bytes and packet.kind == "start"
-
-
-def test_what_everybody_has_or_costs_more_than_the_state_is_forgotten():
-    hub, replicas = world("adam", 2)
-    for _ in range(5):
-        visit(hub, replicas, [0, 1])
-        assert len(hub.rounds) == 1, "the last round is all that anybody lacks"
-    visit(hub, replicas, [0])
-    assert len(hub.rounds) == 2 and hub.oldest == 4
-    hub, replicas = world("sgd", 2)  # client 1 never comes
-    for _ in range(20):
-        visit(hub, replicas, [0])
-    assert hub.n_messages * 5 <= 32 + 5 and hub.oldest == 20 - len(hub.rounds) > 0
-    assert parse_packet(catch_up(hub, 1)).kind == "state"
 
 
 OTHER = message(0, mechanism=dataclasses.replace(REC, std=0.3)).to_bytes()
