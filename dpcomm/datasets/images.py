@@ -60,10 +60,8 @@ COUNTS = {  # data set -> training and test images
     "mnist-by-writer": (60_000, 10_000),
     "digits": (1_437, 360),
 }
-FOLDERS = {
-    "fashion-mnist": "FashionMNIST/raw",
-    "cifar10": "cifar-10-batches-py",
-}  # others: MNIST/raw
+# others: MNIST/raw
+FOLDERS = {"fashion-mnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py"}
 HASHES = {  # data set -> content_hash
     "mnist": "3c062e76f7aa",
     "fashion-mnist": "0fee3cd98981",

@@ -51,14 +51,11 @@ def code_features(lists, min_records: int = 100) -> tuple:  # (n, f), names
     return x, tuple(names)
 
 # %% ../../nbs/datasets/medical.ipynb #d573efaf
-def scale_range(
-    values: np.ndarray,  # (n,) or (n, k) numbers; nan: unknown
-    low,  # smallest value of the declared range, a number or k of them
-    high,  # largest, above low
-) -> (
-    np.ndarray
-):  # same shape, float32 in [0, 1]; unknown is 0, beyond the range its ends
-    "MinMaxScaler fitted on a declared range, not on records. [fltop App. A.2]"
+def scale_range(values: np.ndarray, low, high) -> np.ndarray:
+    """MinMaxScaler fitted on a declared range, not on records. [fltop App. A.2]
+
+    (n,) or (n, k) numbers, and the ends of each range; what is nan becomes 0.
+    """
     columns = np.asarray(values, np.float64).reshape(len(values), -1)
     width = columns.shape[1]
     ends = np.vstack([np.broadcast_to(end, width) for end in (low, high)])

@@ -112,9 +112,7 @@ class ClientKnows:
     keys: bytes  # its bundle
     share_keys: dict[int, bytearray]  # neighbour -> key of the shares to and from it
     agreed: dict[int, bytearray]  # neighbour -> secret that both masks come from
-    held: dict[
-        int, tuple[bytearray, ...]
-    ]  # neighbour -> its shares; () if they do not fit
+    held: dict[int, tuple[bytearray, ...]]  # neighbour -> shares; () if refused
     partners: set[int]  # neighbours that take part
     survivors: set[int]  # clients whose vectors are in the sum
     lists: bytes  # hash of survivors and dropouts

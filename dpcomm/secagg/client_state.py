@@ -26,10 +26,8 @@ Step = Annotated[int, msgspec.Meta(ge=0, le=len(errors.ROUNDS))]
 
 def stored_form(knows: type) -> type:
     "The struct of what a party knows, from its annotations; each may be absent."
-    fields = [
-        (name, Optional[kind])
-        for name, kind in get_type_hints(knows, None, None, True).items()
-    ]
+    hints = get_type_hints(knows, include_extras=True)
+    fields = [(name, Optional[kind]) for name, kind in hints.items()]
     return msgspec.defstruct(knows.__name__, fields, forbid_unknown_fields=True)
 
 
@@ -50,9 +48,8 @@ def _built(kind, value):
         dtype, shape, words = msgspec.convert(value, tuple[str, tuple[int, ...], bytes])
         return np.frombuffer(words, dtype).reshape(shape).copy()
     name, text, client, step = msgspec.convert(value, tuple[str, str, int, Step])
-    return {c.__name__: c for c in SecAggError.__subclasses__()}[name](
-        text, client, step
-    )
+    kinds = {c.__name__: c for c in SecAggError.__subclasses__()}
+    return kinds[name](text, client, step)
 
 # %% ../../nbs/secagg/client_state.ipynb #57a7e010
 VERSION = 2  # of the notation; an unknown one is refused

@@ -81,9 +81,7 @@ class ServerKnows:
     advertised: set[int]  # share: clients that sent keys
     bundles: dict[int, bytes]  # share: client -> the two keys it sent
     shared: set[int]  # complain: clients that sent shares
-    dealings: dict[
-        int, dict[int, bytes]
-    ]  # complain: owner -> holder -> what both shares must fit
+    dealings: dict[int, dict[int, bytes]]  # complain: owner -> holder -> commitments
     members: set[int]  # masked: clients that take part
     survivors: set[int]  # check: clients whose vectors are in the total
     lists: bytes  # check: hash of survivors and dropouts

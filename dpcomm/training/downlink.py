@@ -172,9 +172,7 @@ class Packet(msgspec.Struct, array_like=True, frozen=True):
     since: Number  # first round inside; of a state, the same as until
     until: Number  # rounds done when it is applied
     digest: Number  # crc32 of the state at that point, its round included
-    counts: tuple[
-        Number, ...
-    ]  # own messages left out, messages a round; of a state, ()
+    counts: tuple[Number, ...]  # own messages left out, messages a round; or ()
     content: bytes  # seed and payloads, or the state: what the ledger counts
 
     def to_bytes(self) -> bytes:
