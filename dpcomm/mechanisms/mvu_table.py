@@ -64,7 +64,9 @@ class Table:
                 " symbols"
             )
         if not (np.diff(a) > 0).all():
-            raise ValueError(f"alphabet is {a}; it must be ascending: sort it")
+            raise ValueError(
+                f"alphabet is {self.alphabet}; it must be ascending: sort it"
+            )
         allowed = self.eps * _distances(len(p), self.constraint)
         excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
         for name, value, most in (
