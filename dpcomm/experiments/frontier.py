@@ -305,48 +305,6 @@ def points(made) -> tuple:
         found.append(Point(*who, accuracy, config.get("predicted"), informed.get(key)))
     return tuple(found)
 
-# %% ../../nbs/experiments/frontier.ipynb #fpnt0021
-TRUST = {"central": "server trusted", "secagg": "sums", "local": "nobody trusted"}
-
-
-def picture(made: tuple, task: str, title: str = ""):
-    "Accuracy of Points against uplink on one task, a panel for each epsilon."
-    mine = [p for p in made if p.task == task]
-    budgets = sorted({p.eps for p in mine if p.eps})
-    with figures.style((9.4, 5.2)):
-        figure, axes = figures.pyplot().subplots(
-            1, len(budgets), sharey=True, squeeze=False
-        )
-        for axis, eps in zip(axes[0], budgets):
-            _panel(axis, [p for p in mine if p.eps in (None, eps)])
-            ylabel = "test accuracy, %" if axis is axes[0, 0] else " "
-            axis.set(title=f"ε = {eps:g}", ylabel=ylabel, xscale="log")
-            axis.set_xlabel("uplink, bits / parameter / round")
-        marks, names = axes[0, 0].get_legend_handles_labels()
-        figure.suptitle(title)
-        figure.legend(marks, names, loc="outside lower center", ncols=4, fontsize=7.5)
-    return figure
-
-
-def _panel(axis, made):
-    at, trusts = {p.kind: p for p in made}, [*TRUST]
-    for p in sorted(made, key=lambda p: (trusts.index(p.trust), p.kind)):
-        look, mean = figures.look(p.mech), p.accuracy.mean
-        if p.eps is None:
-            label = f"{look.label}, {mean:.1f} %"
-            axis.axhline(mean, color=look.colour, ls=":", lw=1, label=label)
-            continue
-        shade = look.colour if p.kind == p.mech else figures.palette(p.mech, 3)[0]
-        label = f"{p.label} ({TRUST[p.trust]})"
-        if p.kind.endswith(".few"):  # joined to the usual bits by a line
-            usual, label = at[p.mech], "_"
-            ends = (p.bits, usual.bits), (mean, usual.accuracy.mean)
-            axis.plot(*ends, color=shade, lw=0.8)
-        reach = 0.0 if p.accuracy.se is None else p.accuracy.reach
-        size = [[min(reach, mean)], [min(reach, 100.0 - mean)]]  # within 0 to 100
-        style = dict(marker=look.marker, color=shade, ms=5, elinewidth=0.8)
-        axis.errorbar(p.bits, mean, size, ls="", label=label, **style)
-
 # %% ../../nbs/experiments/frontier.ipynb #fpnt0031
 class Agreement(NamedTuple):
     "Spearman's correlation of two orders, its 95 % interval. [Bonett & Wright 2000]"
