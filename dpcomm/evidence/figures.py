@@ -18,7 +18,7 @@ import textwrap
 import urllib.parse
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
@@ -265,8 +265,8 @@ def style(size: tuple = SIZE):
 
     size: width and height, inches.
     """
-    look = Path(__file__).parents[1] / "assets" / "figures.mplstyle"
-    with pyplot().style.context([look, {"figure.figsize": size}]):
+    sheet = str(files("dpcomm") / "assets" / "figures.mplstyle")
+    with pyplot().style.context([sheet, {"figure.figsize": size}]):
         _store_sharp()
         yield
 
