@@ -277,9 +277,6 @@ def test_a_ring_between_those_that_are_tried_is_found():
     assert {r.name: r.built for r in found.rankings[0].rows}["ddgauss"].ring_bits == 13
 
 
-WORDS = "--d 256 --clients 5e3 --cohort 50 --rounds 800 --eps 4 --delta 1e-6"
-
-
 # ---- the answer
 
 
@@ -311,21 +308,6 @@ def test_noise_that_drowns_the_signal_is_said_and_what_to_change():
     assert better.best.error < 1 and better.advice == ""
     alone = choosing.choose(Deployment(4, 4, 9, 1e-6, sampling="none", d=256), 1.0)
     assert "visits" not in alone.advice and "raise cohort" in alone.advice
-
-
-@tabled(
-    "changes, wish, told",
-    [
-        (dict(), dict(bits=1e-4), r"bits a parameter: .*raise bits to 0\.\d+"),
-        (dict(d=None), {}, "d is None"),
-        ({}, dict(eps=math.nan), "eps"),
-        ({}, dict(updates=torch.zeros(2, 5)), r"updates has shape \(2, 5\)"),
-        ({}, dict(updates=torch.full((2, 256), math.nan)), "updates"),
-    ],
-)
-def test_what_nothing_meets_is_refused(changes, wish, told):
-    with pytest.raises(ValueError, match=told):
-        choosing.choose(replace(ASKED, **changes), **dict(eps=4.0) | wish)
 
 
 def test_the_command_prints_tables_and_json(capsys):

@@ -214,52 +214,6 @@ def test_a_situation_that_cannot_be_is_refused(changes, told):
 
 
 @tabled(
-    "name, arguments, told",
-    [
-        ("gausian", {}, "did you mean 'gaussian'"),
-        ("gaussian", dict(eps=0), "eps"),
-        (
-            "gaussian",
-            dict(eps=1e-40, accountant="rdp-balle"),
-            "reaches .* ask for an eps above",
-        ),
-        ("gaussian", dict(clip_norm=-1), "clip_norm"),
-        ("gaussian", dict(sigma=1.0), "sigma of gaussian is set by calibrate"),
-        (
-            "gaussian",
-            dict(sigmas=1.0),
-            "not a parameter of gaussian.*did you mean 'sigma'",
-        ),
-        ("gaussian", dict(accountant="exact"), "accountant"),
-        ("topk", dict(fraction=2.0), "fraction"),
-        ("skellam", dict(n_clients=60), "60 shares"),
-        ("skellam", dict(ring_bits=1), "ring_bits is 1; it must be a whole number"),
-        ("pm", dict(accountant="rdp-balle"), "accountant is 'rdp-balle'"),
-        (
-            "pm",
-            dict(eps=1e-5, accountant="pure"),
-            "pm reaches 2e-05 here.*at least 1e-6",
-        ),
-        (
-            "pm",
-            dict(eps=1e-20, accountant="pure"),
-            "pm is not to be had with eps = 5e-22: .* at least 1e-6",
-        ),
-        ("signsgd", dict(eps=1e-30, accountant="exact-balle"), "reaches"),
-        (
-            "imvu",
-            dict(table=solve(1.0, 2, 2), beta=1.0),
-            "beta of imvu is set by calibrate",
-        ),
-        ("imvu", dict(table=solve(1.0, 2, 2), eps=1e-9), "imvu reaches .* at beta = "),
-    ],
-)
-def test_what_calibration_cannot_do_is_said(name, arguments, told):
-    with pytest.raises(ValueError, match=told):
-        AMPLIFIED.calibrate(name, **arguments)
-
-
-@tabled(
     "changes, name, told",
     [
         (dict(delta=0.0), "gaussian", "delta is 0.*choose a pure mechanism"),
@@ -297,12 +251,6 @@ def test_a_local_gaussian_serves_where_nobody_is_trusted():
     seen = replace(AMPLIFIED, trust="local")
     made = seen.guarantee(seen.calibrate("gaussian", local=True))
     assert (made.trust, made.rounds) == ("local", 20) and 3.96 < made.eps <= 4
-
-
-def test_a_deployment_is_public():
-    assert dpcomm.Deployment is Deployment and "Deployment" in dpcomm.__all__
-    with pytest.raises(TypeError, match="it must be a Mechanism"):
-        AMPLIFIED.guarantee("gaussian")
 
 
 @tabled("bits", [1, 2])
