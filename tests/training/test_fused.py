@@ -8,7 +8,6 @@ from torch import nn
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.training import fused, models
-from dpcomm.training.local_sgd import train_loop
 
 
 def random(*shape, path=0) -> torch.Tensor:
@@ -44,21 +43,6 @@ def test_sparse_inputs_train_the_columns_they_use():
     dense, _ = fused.train_fused(net, w, x + 1e-300, y, plan, 0.5)
     torch.testing.assert_close(short, dense)
     assert np.count_nonzero(short[0, :200].view(4, 50).abs().sum(0)) <= 4
-
-
-def test_empty_places_of_a_batch_cost_nothing(monkeypatch):
-    widths, once = [], fused.linear
-    monkeypatch.setattr(
-        fused, "linear", lambda h, *more: widths.append(h.shape[1]) or once(h, *more)
-    )
-    plan = torch.full((2, 3, 128), -1)
-    plan[0, :, :2], plan[1, :2, 5:8] = torch.tensor([4, 1]), torch.tensor([0, 2, 3])
-    net, x, y = nn.Sequential(nn.Linear(4, 3)), random(5, 4), torch.arange(5) % 3
-    w = random(15)
-    updates, _ = fused.train_fused(net.double(), w, x, y, plan, 0.1)
-    assert widths == [5, 5, 2]
-    looped, _ = train_loop(net, w, x, y, plan, 0.1)
-    torch.testing.assert_close(updates, looped, rtol=1e-9, atol=1e-12)
 
 
 @tabled(
