@@ -105,7 +105,7 @@ class ClientKnows:
     "What a client knows between two rounds, and a state holds."
 
     step: Step
-    vector: np.ndarray
+    vector: np.ndarray | None
     box: bytearray  # X25519 key for shares
     pair: bytearray  # X25519 key for masks
     own: bytearray  # seed of the own mask

@@ -77,7 +77,7 @@ def run_session(
     """
     n, d, honest = len(vectors), len(vectors[0]), 0
     steps = dict(zip(ROUNDS, range(len(ROUNDS))))
-    silent = {i: steps.get(at, at) for i, at in (drop or {}).items()}
+    silent: dict = {i: steps.get(at, at) for i, at in (drop or {}).items()}
     public.setdefault("session", random_source(seed, "secagg session")(16))
     if getattr(ring, "summed", False):
         ring.check_shares(n)

@@ -121,16 +121,17 @@ class Progress(Callback):
         if self.bar is not None:
             return
         columns = shutil.get_terminal_size().columns
+        how: dict[str, Any] = {}
         label, count = self.label, "{n:g}/{total_fmt}"
         if self.terminal:
             label = label[: max(12, columns - NUMBERS)].rstrip(" ,(")
             count = (
                 "{desc}: {percentage:.0f}%|{bar}| " + count + " {remaining}{postfix}"
             )
-            how = dict(ncols=columns - 1)
+            how["ncols"] = columns - 1
         else:
             count = "{desc}: " + count + " rounds, {remaining} left{postfix}"
-            how = dict(file=_Log(), mininterval=self.every, delay=self.every)
+            how |= dict(file=_Log(), mininterval=self.every, delay=self.every)
             how |= dict(miniters=0, leave=False)
         total = task.config.rounds
         how |= dict(desc=label or None, total=total, initial=run.round)
