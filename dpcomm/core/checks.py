@@ -42,18 +42,9 @@ def check_positive(name: str, value: float) -> float:
     """Refuse a number that is not finite and positive.
 
     name: argument, as the caller spelled it.
-    value: must be finite and > 0.
-    Returns: the value.
+    value: finite and > 0; it is returned.
     """
-    if not (
-        isinstance(value, (int, float, np.integer, np.floating))
-        and 0 < value <= sys.float_info.max
-    ):
-        raise ValueError(
-            f"{name} is {shown(value)}; it must be a finite number above 0: pass a positive"
-            f" {name}"
-        )
-    return value
+    return check_number(name, value, "(0, inf)")
 
 # %% ../../nbs/foundations/checks.ipynb #c730dcfc
 HUGE = 2**256  # the largest whole number that any argument takes
@@ -80,7 +71,6 @@ def check_between(name: str, value, low: int, high: float = math.inf) -> int:
 # %% ../../nbs/foundations/checks.ipynb #c26d3071
 @functools.cache
 def _bounds(range):
-    "Low and high of an interval such as '(0, 1]', and those of them that are in it."
     low, high = map(float, range[1:-1].split(","))
     closed = range[0] == "[", range[-1] == "]"
     return low, high, tuple(e for e, inside in zip((low, high), closed) if inside)
@@ -113,8 +103,7 @@ def check_size(name: str, value: int) -> int:
     """Refuse a number of entries that no message can carry.
 
     name: argument, as the caller spelled it.
-    value: entries of a vector, 1..ENTRIES.
-    Returns: the value.
+    value: entries of a vector, 1..ENTRIES; it is returned.
     """
     return check_between(name, value, 1, ENTRIES)
 

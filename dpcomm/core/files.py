@@ -9,23 +9,23 @@ __all__ = ['atomic_write', 'read_json']
 import errno
 import gzip
 import hashlib
-import json
 import os
 import sys
 import tempfile
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from .checks import shown
+import msgspec
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f806
-def atomic_write(path, content) -> Path:
+def atomic_write(path, content, mode: int = 0o644) -> Path:
     """Write a file atomically; on OSError nothing is left behind. [POSIX, rename]
 
     path: file; its folder is made.
     content: bytes, all of it, or an iterable of its blocks.
+    mode: who may read and write it.
     Returns: the file.
     """
     path, part = Path(path), None
@@ -39,7 +39,7 @@ def atomic_write(path, content) -> Path:
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(part, 0o644)
+        os.chmod(part, mode)
         os.replace(part, path)
     except OSError as error:
         raise unwritable(path, error) from error
@@ -100,19 +100,10 @@ def add_checksum(content: bytes) -> bytes:
 # %% ../../nbs/foundations/files.ipynb #4d0351c9
 def verify_checksum(data: bytes, name: str) -> bytes:
     "The content of sealed bytes of the file `name`; ValueError if damaged. [FIPS 180-4]"
-    head = data[: len(SEAL)]
-    digest = data[len(SEAL) : len(SEAL) + 65]
     content = data[len(SEAL) + 65 :]
-    if not data:
-        why = "it is empty"
-    elif not SEAL.startswith(head[: len(SEAL)]):
-        why = "it is no sealed file of this version of dpcomm"
-    elif len(digest) < 65:
-        why = "it is cut off"
-    elif hashlib.sha256(content).hexdigest().encode() + b"\n" != digest:
-        why = "its content is not what was written"
-    else:
+    if data == add_checksum(content):
         return content
+    why = "what it holds is not what was written" if data[:-1] else "it is empty"
     raise ValueError(f"{name} is damaged ({why}): delete it, or run without resume")
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f80a
@@ -139,63 +130,19 @@ def unpack(path, most: int, fix: str = "download it again") -> bytes:
     return content
 
 # %% ../../nbs/foundations/files.ipynb #8e3b16ae
-def read_json(name: str, text, fix: str = "download it again") -> Any:
+def read_json(name: str, text, kind=Any, fix: str = "download it again") -> Any:
     """Read untrusted JSON. [RFC 8259]
 
     name: of the file, for the message.
     text: str or bytes.
+    kind: type that it must have, of msgspec's.
     fix: what the user should do.
-    Returns: what it holds, or ValueError.
+    Returns: of that type, or ValueError.
     """
     try:
-        return json.loads(text)
-    except ValueError as error:
-        why = error
-    except RecursionError:
-        why = "its lists stand in each other too deeply"
-    raise ValueError(f"{name} is not valid JSON ({why}); {fix}")
-
-# %% ../../nbs/foundations/files.ipynb #53290434
-Kind = TypeVar("Kind")
-KINDS = {
-    dict: "an object",
-    list: "a list",
-    tuple: "a list",
-    str: "text",
-    bytes: "bytes",
-    int: "a whole number",
-    float: "a number",
-}
-
-
-def typed(
-    where: str,
-    name: str,
-    value,
-    kind: type[Kind] | tuple[type[Kind], ...],
-    fix: str = "make the file again",
-) -> Kind:
-    """A value of its field's type; ValueError says where, and how to fix it.
-    [RFC 8259, sec. 3]
-    """
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    allowed = kinds + (int,) * (float in kinds)
-    if isinstance(value, allowed) and not isinstance(value, bool):
-        return value  # pyright: ignore[reportReturnType] (a whole number is a number)
-    raise ValueError(
-        f"{where} has {shown(value)} as {name}; it must be {KINDS[kinds[0]]}: {fix}"
-    )
-
-# %% ../../nbs/foundations/files.ipynb #6ad6e2ae
-def field(
-    where: str, record, name: str, kind: type[Kind], fix: str = "make the file again"
-) -> Kind:
-    "A field of an object, there and of its type, else ValueError. [RFC 8259, sec. 4]"
-    if not isinstance(record, dict) or name not in record:
-        raise ValueError(
-            f"{where} has no {shown(name)}; it must be {KINDS[kind]}: {fix}"
-        )
-    return typed(where, name, record[name], kind, fix)
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not valid ({error!s:.120}): {fix}") from None
 
 # %% ../../nbs/foundations/files.ipynb #ca34r013
 def is_number(value) -> bool:  # True for a finite int or float, False for a bool

@@ -139,49 +139,39 @@ def unflatten(vector: Tensor, shapes) -> list:
 STATISTICS = "running_mean", "running_var", "num_batches_tracked"  # buffers by name
 
 
-def _of_module(model, trainable_only):
-    "Name, tensor, and why it is left out, of a module's state."
-    first = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        why = "frozen" if trainable_only and not p.requires_grad else ""
-        if first.setdefault(id(p), name) != name:
-            why = why or f"shared with {first[id(p)]}"
-        yield name, p, why
-    for name, b in model.named_buffers():
-        yield name, b, "a buffer"
-
-
-def _of_mapping(tensors, trainable_only):
-    "The same of a state_dict, or of named parameters."
-    first = {}
-    marked = any(getattr(t, "requires_grad", False) for t in tensors.values())
-    for name, t in tensors.items():
+def _listed(model, trainable_only=True):
+    if isinstance(model, torch.nn.Module):
+        marked = trainable_only
+        listed = [
+            (*pair, "") for pair in model.named_parameters(remove_duplicate=False)
+        ]
+        listed += [(*pair, "a buffer") for pair in model.named_buffers()]
+    elif isinstance(model, Mapping):
+        grads = (getattr(t, "requires_grad", False) for t in model.values())
+        marked = trainable_only and any(grads)
+        kept = (name.rpartition(".")[2] in STATISTICS for name in model)
+        listed = [(*pair, "a buffer" * odd) for pair, odd in zip(model.items(), kept)]
+    else:
+        raise TypeError(
+            f"model is a {type(model).__name__}; it must be a torch.nn.Module or its"
+            " state_dict(): pass one"
+        )
+    first, told = {}, []
+    for name, t, why in listed:
         if not isinstance(t, Tensor):
             raise TypeError(
                 f"{shown(name)} is a {type(t).__name__}; a state must contain only"
                 " tensors: pass model.state_dict(), or the model"
             )
         place = (t.data_ptr(), t.shape, t.stride()) if t.data_ptr() else id(t)
-        why = "" if t.is_floating_point() else "whole numbers"
-        if name.rpartition(".")[2] in STATISTICS:
-            why = "a buffer"
-        elif marked and trainable_only and not t.requires_grad:
+        if not (why or t.is_floating_point()):
+            why = "whole numbers"
+        elif not why and marked and not t.requires_grad:
             why = "frozen"
-        elif first.setdefault(place, name) != name:
+        elif not why and first.setdefault(place, name) != name:
             why = f"shared with {first[place]}"
-        yield name, t, why
-
-
-def _listed(model, trainable_only=True):
-    "Name, tensor, and why it is left out ('' if it is not), in order."
-    if isinstance(model, torch.nn.Module):
-        return [*_of_module(model, trainable_only)]
-    if isinstance(model, Mapping):
-        return [*_of_mapping(model, trainable_only)]
-    raise TypeError(
-        f"model is a {type(model).__name__}; it must be a torch.nn.Module or its"
-        " state_dict(): pass one"
-    )
+        told.append((name, t, why))
+    return told
 
 
 def trainable(model, trainable_only: bool = True) -> dict:
@@ -358,7 +348,6 @@ def block_size(d: int) -> int:
 
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73d8
 def _blocks(name, x, seed):
-    "Where each block of the rotation starts, and its signs, in order."
     d = check_floats(name, x).shape[-1]
     size = block_size(d)
     starts = (0,) if size == d else (0, d - size)

@@ -170,7 +170,6 @@ class BadMessage(ValueError):
 
 # %% ../../nbs/foundations/wire.ipynb #66df2277
 def _frame_damage(data, d):
-    "The fault in the fields of a frame, or ''."
     size, most = FRAME.size + 4, SLACK + 64 * d
     if len(data) > most:
         return f"has {len(data)} bytes; one of {d} entries has at most {most}: drop it"
@@ -190,7 +189,6 @@ def _frame_damage(data, d):
 
 
 def _damage(data, d):
-    "The fault in a message, or ''."
     if damage := _frame_damage(data, d):
         return f"message {damage}"
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:

@@ -242,24 +242,33 @@ COHORTS = {
 }
 
 
-def epsilon_as_run(found, whose: str) -> Shown:
-    "Epsilons whose premise the runs of a page do not meet, and the runs' own; or nothing."
-    ways = {}
-    for r in found:
-        for name, g in r.as_run.items():
-            pairs = ways.setdefault((r.guarantee["sampling"], g["sampling"]), {})
+def epsilon_as_run(found, whose: str, planned=()) -> Shown:
+    """Epsilons whose premise the runs of a page do not meet, and the runs' own.
+
+    found: of Record, of one experiment and scale.
+    whose: the method, or methods, whose printed epsilons are for other cohorts.
+    planned: rows of `promises`, for records that do not hold their own epsilon.
+    Returns: two sentences a premise, none where every guarantee is the run's own.
+    """
+    ways, rows = {}, [(r.guarantee, r.as_run) for r in found]
+    for _, promise, as_run, _ in planned:
+        rows.append((vars(promise), {k: vars(g) for k, g in as_run.items()}))
+    for stated, as_run in rows:
+        for name, g in as_run.items():
+            why = "DP-REC are against null messages; the runs send other clients'"
+            if stated["relation"] != "null-slot":
+                meant, drawn = (COHORTS[one["sampling"]] for one in (stated, g))
+                why = f"{whose} are for {meant}; the runs draw {drawn}"
             own = f"{g['eps']:.2g} ({RELATIONS[name].format(unit='client')})"
-            pairs.setdefault(f"{r.guarantee['eps']:.2g}", {})[own] = None
-    said = []
-    for (meant, drawn), pairs in ways.items():
-        each = "; ".join(
-            f"ε = {e} is {' or '.join(o)}" for e, o in sorted(pairs.items())
-        )
+            ways.setdefault(why, {}).setdefault(f"{stated['eps']:.2g}", {})[own] = None
+    said = ["**Epsilon as run.**"]
+    for why, pairs in ways.items():
+        each = (f"ε = {e} is {' or '.join(o)}" for e, o in sorted(pairs.items()))
         said.append(
-            f"The printed epsilons of {whose} are for {COHORTS[meant]}; the runs draw"
-            f" {COHORTS[drawn]}. Counted for these, over the whole run: {each}."
+            f"The printed epsilons of {why}. Counted for these, over the whole run:"
         )
-    return Shown(" ".join(["**Epsilon as run.**", *said]) if said else "")
+        said.append(f"{'; '.join(each)}.")
+    return Shown(" ".join(said) if ways else "")
 
 # %% ../../nbs/evidence/page_tables.ipynb #b957d172
 UNSTATED = "What the text does not state, and what we took"

@@ -6,72 +6,37 @@
 __all__ = ['guarantee']
 
 # %% ../../nbs/interop/opacus.ipynb #iopa0004
-from ..core.checks import check_choice, shown
+from ..core.checks import shown
 from ..mechanisms.noisy_sums import FLOATS
-from ..privacy import accounting, losses
+from ..privacy import losses
 from ..privacy.guarantee import Guarantee
 
 # %% ../../nbs/interop/opacus.ipynb #c1opa505
 PREMISE = "as if every batch were a Poisson sample"
 
 # %% ../../nbs/interop/opacus.ipynb #9820b2df
-def guarantee(
-    history, delta: float, accountant: str = "pld", poisson: bool = True
-) -> Guarantee:
-    """The guarantee of a run in Opacus. [Mironov, Talwar & Zhang 2019]
+def guarantee(history, delta: float, poisson: bool = True) -> Guarantee:
+    """The guarantee of a run in Opacus. [page foundations/losses]
 
     history: a PrivacyEngine, its accountant, or the accountant's list of (noise
         multiplier, sampling rate, steps).
     delta: in (0, 1).
-    accountant: one of accounting.ACCOUNTANTS.
     poisson: whether batches were drawn so: poisson_sampling of make_private.
     Returns: Guarantee of the whole run; ValueError for none.
     """
-    check_choice("accountant", accountant, accounting.ACCOUNTANTS)
     kept = getattr(history, "accountant", history)
     history = getattr(kept, "history", kept)
-    if not isinstance(history, (list, tuple)) or any(
-        len(part) != 3 for part in history
-    ):
+    listed = isinstance(history, (list, tuple)) and all(
+        isinstance(part, (list, tuple)) and len(part) == 3 for part in history
+    )
+    if not (listed and history):
         raise ValueError(
             f"history is {shown(history)}; it must be a PrivacyEngine, its accountant or"
-            " a list of (noise multiplier, sampling rate, steps)"
+            " a list of (noise multiplier, sampling rate, steps), of a run that trained"
         )
     whole = all(q == 1 for _, q, _ in history)
-    fields = dict(unit="example", relation="add-remove", scope="total")
-    fields |= dict(sampling="none" if whole else "poisson", trust="central")
-    fields |= dict(premises={} if poisson or whole else {"sampling": PREMISE})
-    fields |= dict(note=FLOATS)
-    if len(history) == 1:
-        ((sigma, q, steps),) = history
-        return accounting.gaussian_guarantee(
-            sigma, delta, q=q, rounds=steps, accountant=accountant, **fields
-        )
-    if not history:
-        raise ValueError(
-            "history is empty; there is nothing to account for: train first"
-        )
-    made = _listed if accountant == "pld" else _composed
-    return made(history, delta, accountant, fields)
-
-# %% ../../nbs/interop/opacus.ipynb #c1opa507
-def _composed(history, delta, accountant, fields):
-    "The guarantee of parts with different settings. [Mironov 2017, Prop. 1]"
-    orders = accounting.ORDERS
-    parts = (
-        accounting.compose(accounting.rdp_subsampled_gaussian(orders, sigma, q), steps)
-        for sigma, q, steps in history
-    )
-    conversion, steps = accountant.removeprefix("rdp-"), sum(n for *_, n in history)
-    return accounting.guarantee_from_rdp(
-        orders, sum(parts), delta=delta, conversion=conversion, rounds=steps, **fields
-    )
-
-
-def _listed(history, delta, accountant, fields):
-    "Guarantee of parts with different settings, by losses. [page foundations/losses]"
-    about = {name: fields[name] for name in ("unit", "note", "premises")}
-    parts = []
+    premises = {} if poisson or whole else {"sampling": PREMISE}
+    about, parts = dict(unit="example", note=FLOATS, premises=premises), []
     for sigma, q, steps in history:
         drawn = "none" if q == 1 else "poisson"
         release = losses.gaussian_losses(sigma, q, sampling=drawn, **about)

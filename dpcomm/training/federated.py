@@ -30,6 +30,7 @@ from dpcomm.core.checks import check_choice, check_kind, check_number
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.deployments import Deployment
+from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.training.adaptive_clip import AdaptiveClip, in_one_sum
 from dpcomm.training.callbacks import Checkpoint, check_callbacks, progress_of
 from dpcomm.training.local_sgd import (
@@ -264,8 +265,10 @@ def simulate(
     def promised(t):
         moves = "" if adaptive is None else "the clip follows a private count"
         given = [] if weights is None else ["weights"]
+        how = "a function that makes one"
+        made = check_kind("guarantee(rounds)", guarantee(t), Guarantee, how)
         return check_promise(
-            guarantee(t).noting(moves).assuming(*given),
+            made.noting(moves).assuming(*given),
             task.config,
             task.n_clients,
             rounds=t,

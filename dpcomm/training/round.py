@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcomm.core.checks import shown
+from dpcomm.core.checks import check_reals, shown
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.training.adaptive_clip import AdaptiveClip, Moving
 from dpcomm.training.fused import fast_products, pin_allocator
@@ -227,9 +227,8 @@ def shares(weights, n_clients: int) -> np.ndarray | None:
     """
     if weights is None:
         return None
-    p = np.asarray(weights, np.float64)
-    right = p.shape == (n_clients,) and np.isfinite(p).all()
-    if not right or p.min() < 0 or not p.any():
+    p = check_reals("weights", weights, "[0, inf)")
+    if p.shape != (n_clients,) or not p.any():
         raise ValueError(
             f"weights is {shown(weights)}; there must be one for each of the"
             f" {n_clients} clients, all finite and non-negative, and not all 0: pass"

@@ -386,12 +386,13 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
 
 def try_place(path) -> None:
     "Write and remove a file beside a checkpoint, so that an error comes before the work."
-    trial = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.trial")
-    atomic_write(trial, b"").unlink()
-    if Path(path).is_dir():
+    path = Path(path)
+    if path.is_dir() or "\0" in str(path):
         raise IsADirectoryError(
-            f"checkpoint is {shown(str(path))}, a folder: name a file"
+            f"checkpoint is {shown(str(path))}, a folder or no name: name a file"
         )
+    trial = path.with_name(f".{path.name}.{os.getpid()}.trial")
+    atomic_write(trial, b"").unlink()
 
 
 def fingerprint(task, w, device, unit, content):

@@ -15,7 +15,6 @@ import pytest
 from checkout import python
 from tables import tabled
 
-from dpcomm import cli
 from dpcomm.core import files
 from dpcomm.experiments.run import runs
 
@@ -142,29 +141,6 @@ def test_eight_writers_of_one_file_leave_one_of_theirs_and_nothing_else(tmp_path
     assert os.listdir(tmp_path) == ["shared.json"]
 
 
-FULL = """import resource, signal, sys
-from pathlib import Path
-from dpcomm.core import files
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
-try: files.atomic_write(Path(sys.argv[1]) / "run.pt", bytes(10**6))
-except OSError as error: print(error.strerror)
-"""
-
-
-@pytest.mark.slow
-def test_no_room_on_a_real_file_system_is_a_sentence_and_leaves_nothing(tmp_path):
-    (tmp_path / "run.pt").write_bytes(b"old")
-    done = python("-c", FULL, tmp_path)
-    said = (
-        "run.pt cannot be written (File too large): free some space, or choose another"
-    )
-    said += " folder that you may write to"
-    assert done.stdout.splitlines() == [said], done.stderr
-    assert os.listdir(tmp_path) == ["run.pt"]
-    assert (tmp_path / "run.pt").read_bytes() == b"old"
-
-
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkeypatch):
     path = files.atomic_write(tmp_path / "a.pt", b"old")
@@ -191,14 +167,3 @@ def test_out_that_is_a_file_or_below_one_is_a_sentence(tmp_path):
     done = python("-m", "dpcomm.cli", "run", "dprec-mean", "--out", blocked)
     assert done.returncode == 2 and "cannot be written" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_a_disk_that_fills_ends_the_command_with_one_sentence(monkeypatch, capsys):
-    said = "a.pt cannot be written (No space left on device): free some space"
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, said)
-
-    monkeypatch.setattr("dpcomm.datasets.images.fetch", full)
-    assert cli.main(["data", "somewhere", "mnist"]) == 2
-    assert capsys.readouterr().err == f"dpcomm: {said}\n"

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from checkout import ROOT
 from made_up import replace
 
 from dpcomm.evidence import figures, page_tables, paper_tables, records, verdicts
@@ -122,6 +123,19 @@ def test_a_long_table_folds_what_agrees():
     assert agree.folded.startswith(f"{len(agree.rows)} of {len(keys)} numbers agree")
     read, agree = page_tables.compared(*of_fltop([row[0] for row in agree.rows][:3]))
     assert len(read.rows) == 3 and not agree.rows
+
+
+def test_the_epsilon_as_run_is_said_with_both_neighbours_and_on_every_page():
+    said = str(page_tables.epsilon_as_run(full(), "DP-FedAvg"))
+    record = next(r for r in full() if r.as_run)
+    for g in record.as_run.values():
+        assert f"{g['eps']:.2g} (one client" in said
+    assert "of DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
+    kept = [r for r in full() if not r.as_run]
+    assert kept and str(page_tables.epsilon_as_run(kept, "DP-REC")) == ""
+    for name in "ablations gap indices mnist shakespeare stackoverflow tight".split():
+        page = (ROOT / f"nbs/dprec/{name}.ipynb").read_text("utf-8")
+        assert "Epsilon as run" in page or "as the runs are" in page, name
 
 
 def test_the_papers_points_have_95_percent_intervals():

@@ -52,12 +52,6 @@ def test_what_trains_is_what_travels():
         assert np.allclose(after[name], value + 1 if moves else value), name
 
 
-def test_constants_that_happen_to_be_equal_are_not_tied():
-    model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
-    names, copies = flower.what_trains(arrays(model.state_dict()))
-    assert len(names) == 4 and not copies
-
-
 @tabled("kind", [np.float16, np.float32, np.float64])
 def test_an_update_goes_out_and_comes_back(kind):
     before = dict(w=np.arange(6, dtype=kind).reshape(2, 3))
@@ -78,11 +72,6 @@ def test_an_update_goes_out_and_comes_back(kind):
 def test_a_reply_that_is_no_update_is_refused(after, said):
     with pytest.raises(ValueError, match=said):
         flower.update_of(dict(w=np.zeros((2, 3), np.float32)), after, ["w"])
-
-
-def test_a_network_that_is_not_the_runs_is_refused():
-    with pytest.raises(ValueError, match="model has bias, which is not among"):
-        flower.what_trains(dict(w=np.zeros(3)), nn.Linear(3, 1))
 
 
 @pytest.mark.skipif(

@@ -73,49 +73,19 @@ def test_the_app_of_secure_sums_learns(tmp_path, monkeypatch, capsys):
         assert not any(reply.content.array_records for reply in replies)
 
 
-@pytest.mark.flower
-def test_a_nodes_owner_has_the_last_word(tmp_path, monkeypatch):
-    config, *both = laid_out(tmp_path, monkeypatch, rounds=1)
-    replies = run(tmp_path, config, *both, clip=0.1).seen[0]
-    assert {reply.error.reason for reply in replies} == {
-        "dpcomm: clip is 0.1 on this machine, and the run asks 0.5: stay within it, or"
-        " ask the machine's owner"
-    }
-
-
 @pytest.mark.parametrize("words", [[], ["--sums"]])
-def test_an_app_is_laid_out_with_a_floor_and_no_dependency(words, tmp_path, capsys):
+def test_an_app_is_laid_out_whose_floor_fits_one_run_and_no_second(
+    words, tmp_path, capsys
+):
     folder = tmp_path / "mine"
     assert cli.main(["flower", "new", str(folder), *words]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert floor.TRUST in said and "flwr run" in said
+    assert floor.TRUST in " ".join(capsys.readouterr().out.split())
     table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
     assert table["project"]["dependencies"] == []
     config = table["tool"]["flwr"]["app"]["config"]
-    parts = table["tool"]["flwr"]["app"]["components"]
-    assert parts["clientapp"] == "mine.client_app:app"
     assert stat.S_IMODE((folder / "floor.toml").stat().st_mode) == 0o600
     limits = floor.read_floor(folder / "floor.toml")
-    assert limits.mechanisms == [config["mechanism"]]
-    assert (limits.clients, limits.rounds) == (config["clients"], config["rounds"])
     assert limits.trusted_server == (config["trust"] == "central")
-    assert limits.tolerance == config["tolerance"] and limits.relation == "replace"
-    source = floor.APP / "app"
-    assert {p.name for p in (folder / "mine").iterdir()} == {
-        p.name for p in source.glob("*.py")
-    }
-    for path in folder.rglob("*.py"):
-        compile(path.read_text(), path, "exec")
-    assert cli.main(["flower", "new", str(folder), *words]) == 2
-    assert "is not empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("sums_too", [False, True])
-def test_the_floor_that_is_laid_out_fits_the_run_and_no_second_one(sums_too, tmp_path):
-    folder = floor.new(tmp_path / "mine", sums_too)
-    config = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
-    config = config["tool"]["flwr"]["app"]["config"]
-    limits = floor.read_floor(folder / "floor.toml")
     sys.path.insert(0, str(folder))
     try:
         for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
@@ -127,9 +97,5 @@ def test_the_floor_that_is_laid_out_fits_the_run_and_no_second_one(sums_too, tmp
     for rounds, fits in ((where.rounds, True), (2 * where.rounds, False)):
         total = floor.total_epsilon(limits, mechanism, 7850, rounds)
         assert (total <= limits.epsilon_total) is fits, total
-
-
-@pytest.mark.parametrize("name", ["Mine", "my-app", "1st", "été"])
-def test_a_name_that_python_cannot_import_is_refused(tmp_path, name, capsys):
-    assert cli.main(["flower", "new", str(tmp_path / name)]) == 2
-    assert "importable by Python" in capsys.readouterr().err
+    assert cli.main(["flower", "new", str(folder), *words]) == 2
+    assert "is not empty" in capsys.readouterr().err

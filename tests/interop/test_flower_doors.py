@@ -305,7 +305,7 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
     assert answered(grid, letter()) == [native.SILENT]
     assert secret in told(tmp_path)
     grid = Grid(client_app(digits, [native.mod(IMVU, limits(tmp_path))]))
-    assert answered(grid, letter(trains=3.5)) == [native.SILENT]
+    assert "`$.trains`" in answered(grid, letter(trains=3.5))[0]
     (tmp_path / "claims").chmod(0o777)
     assert "is open to other users" in answered(grid, letter())[0]
 
@@ -313,8 +313,8 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (dict(round=0.5), "the server sent round = 0.5"),
-        (dict(clients=-1), "the server sent clients = -1"),
+        (dict(round=0.5), "`$.round`"),
+        (dict(clients=-1), "`$.clients`"),
         (dict(mechanism="Imvu()"), "use the same mechanism on both sides"),
         (dict(trains=["weight", "weight"]), "each name once"),
         (dict(computation="0123"), "computes something else than this node's"),

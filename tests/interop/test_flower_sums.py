@@ -1,6 +1,5 @@
 "Secure sums through the two lines: a cohort a round, dropouts, and what is refused."
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -131,14 +130,6 @@ def test_nodes_whose_code_fails_are_in_the_sum_as_zeros(digits, keys):
     assert same(every, network().state_dict())
 
 
-def test_a_cohort_whose_nodes_are_missing_is_summed(digits, keys):
-    "Six of thirty nodes are gone; their places in a session go to nobody who is asked."
-    found, grid, private = serve(digits, keys, n=CLIENTS - 3)
-    asked = {node for node, step in grid.steps if step is not None}
-    assert private.rounds_done == 1 and 6 <= len(asked) <= IN_SUM
-    assert same(found, mean_of(digits, asked))
-
-
 def test_too_few_leave_the_model_alone_and_the_run_goes_on(digits, keys, capsys):
     late = {place: MASKED for place in range(3)}
     found, grid, private = serve(digits, keys, gone=late)
@@ -217,16 +208,16 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (dict(step=9), "step = 9, which is not one"),
-        (dict(step=True), "step = True, which is not one"),
+        (dict(step=9), "`$.step`"),
+        (dict(step=True), "`$.step`"),
         (dict(cohort=[1, 2]), "divides its noise among 8 clients, and 2"),
         (dict(cohort=[*range(7), 99]), "client 99 is not in the directory"),
         (dict(cohort=[1] * 8), "distinct clients"),
         (dict(cohort=[*range(20, 28)]), "client 1 is not in the cohort"),
-        (dict(cohort=["1"]), "cohort = "),
-        (dict(entries=0), "entries = 0"),
+        (dict(cohort=["1"]), "`$.cohort"),
+        (dict(entries=0), "`$.entries`"),
         (dict(step=MASKED, entries=7), "vectors of another length"),
-        (dict(mail=[1]), "mail = "),
+        (dict(mail=[1]), "`$.mail`"),
         (dict(step=2), "comes too early"),
         (dict(step=-1, nonce=b"short"), "nonce does not have 16 bytes"),
     ],
@@ -234,20 +225,4 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
 def test_a_strange_server_gets_a_sentence_and_no_vector(change, said, digits, keys):
     used = dpcomm.mechanism("ddgauss", **FAINT)
     grid = Summing(client_app(digits, [native.mod(used, floor=False, keys=keys)]))
-    assert re.search(said, asked_of(grid, used, **change))
-
-
-def test_what_does_not_fit_is_refused_before_the_first_round(digits, keys, tmp_path):
-    used = dpcomm.mechanism("ddgauss", **FAINT)
-    with pytest.raises(ValueError, match="needs a secure sum"):
-        native.Private(inner("FedAvg"), used, WHERE)
-    with pytest.raises(ValueError, match="the keys of server are missing"):
-        native.Private(inner("FedAvg"), used, WHERE, keys=tmp_path)
-    varying = replace(WHERE, sampling="poisson")
-    with pytest.raises(ValueError, match="whose cohorts vary"):
-        native.Private(inner("FedAvg"), used, varying, keys=keys)
-    mods = [native.mod(used, floor=False, keys=keys)]
-    nobody = Summing(client_app(digits, mods), number=str)
-    assert "has no client number" in asked_of(nobody, used, step=-1)
-    keyless = Summing(client_app(digits, [native.mod(used, floor=False)]))
-    assert "needs a secure sum" in asked_of(keyless, used, step=-1)
+    assert said in asked_of(grid, used, **change)

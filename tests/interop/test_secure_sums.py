@@ -4,7 +4,6 @@ import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,28 +214,7 @@ def test_each_step_is_answered_once_and_by_one_process(tmp_path):
     assert said.count("this step was already answered, or comes too early") == 7
 
 
-def test_a_damaged_state_ends_the_session(tmp_path):
-    line = nodes(tmp_path)
-    asked = dict(cohort=[0, 1, 2, 3], entries=D)
-    line.step(0, asked | dict(step=0, mail=b""))
-    (state,) = tmp_path.rglob("*.state")
-    state.write_bytes(state.read_bytes()[:-1] + b"?")
-    with pytest.raises(ValueError, match="the state is damaged"):
-        line.step(0, asked | dict(step=1, mail=b""))
-    assert not [*tmp_path.rglob("*.state*")]
-
-
 # ---- keys
-
-
-def test_a_state_is_overwritten_before_it_is_removed(tmp_path, monkeypatch):
-    place, seen = tmp_path / "a.state", []
-    sums.store_secret(place, b"secret")
-    with pytest.raises(FileExistsError):
-        sums.store_secret(place, b"another")
-    monkeypatch.setattr(Path, "unlink", lambda self: seen.append(self.read_bytes()))
-    assert sums.pop_secret(place) == b"secret"
-    assert seen == [bytes(6)] and sums.pop_secret(place) is None
 
 
 def test_keys_are_made_once_and_read_by_their_owner(tmp_path):
