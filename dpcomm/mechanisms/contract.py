@@ -11,7 +11,6 @@ import importlib
 import math
 import pkgutil
 import re
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,9 +77,7 @@ def check_range(name: str, value, allowed):
             f"{name} is {shown(value)}; it must be True or False: change {name}"
         )
     if isinstance(allowed, str):
-        most = sys.float_info.max
-        huge = isinstance(value, int) and abs(value) > most
-        return float(check_number(name, math.nan if huge else value, allowed))
+        return float(check_number(name, value, allowed))
     if isinstance(allowed, IntRange):
         return int(check_between(name, value, *allowed))
     return check_choice(name, value, allowed)
@@ -423,9 +420,6 @@ class Total:
     d: int
     n: int = 0
     sum: np.ndarray | None = None
-
-    def __post_init__(self):
-        check_size("d", self.d)
 
     def add(self, message: Message) -> Self:
         "Add a message; BadMessage, and nothing added, if it does not fit."

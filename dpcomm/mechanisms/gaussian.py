@@ -16,14 +16,10 @@ from ..core.random import normal, private_stream
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Message, finite_floats
 from .contract import register
-from .noisy_sums import RING, Central
+from .noisy_sums import RELATIONS, RING, Central
 from ..secagg.ring import clip_to_grid
 
 # %% ../../nbs/baselines/gaussian.ipynb #ba8e7034
-RELATIONS = {
-    True: ("zero-out", "local"),
-    False: ("add-remove", "zero-out", "replace"),
-}  # by `local`
 AUDITED = tuple(
     (dict(clip_norm=1.0, sigma=sigma, local=local), dict(d=d), 10**6)
     for sigma, d in ((1.0, 1), (4.0, 4))
@@ -68,7 +64,8 @@ class Gaussian(Central):
     @property
     def relations(self):
         # the first is what `guarantee` states
-        return {name: dict(relation=name) for name in RELATIONS[self.local]}
+        names = ("zero-out", "local") if self.local else RELATIONS
+        return {name: dict(relation=name) for name in names}
 
     def clip(self, u):
         return clip_l2(u, self.clip_norm)
