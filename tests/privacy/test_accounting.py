@@ -25,7 +25,6 @@ from dpcomm.privacy.accounting import (
     compose,
     gaussian_delta,
     gaussian_guarantee,
-    guarantee_from_rdp,
     rdp_gaussian,
     rdp_subsampled_gaussian,
     rdp_to_eps,
@@ -217,18 +216,6 @@ def test_guarantee_prints_and_stores_every_field():
         g.eps = 0.1
     assert Guarantee(np.inf, 0, **NAMES).eps == np.inf
     assert type(Guarantee(np.float64(1), 0, **NAMES).eps) is float
-
-
-def test_guarantee_from_rdp_states_the_conversion_and_the_edge():
-    fields = {k: v for k, v in NAMES.items() if k != "accountant"}
-    curve = compose(rdp_gaussian(ORDERS, 5.0), 3)
-    g = guarantee_from_rdp(ORDERS, curve, 1e-5, "balle", **fields)
-    assert g.accountant == "rdp-balle" and "edge" not in g.note
-    assert g.eps == rdp_to_eps(ORDERS, curve, 1e-5, "balle")[0]
-    assert "edge" in guarantee_from_rdp([2, 3], [0.1, 0.1], 1e-5, **fields).note
-    fields["accountant"] = "rdp-theorem-1"
-    named = guarantee_from_rdp(ORDERS, curve, 1e-5, **fields)
-    assert named.accountant == "rdp-theorem-1"
 
 
 # ---- calibration ----
