@@ -266,8 +266,9 @@ def style(size: tuple = SIZE):
     size: width and height, inches.
     """
     sheet = str(files("dpcomm") / "assets" / "figures.mplstyle")
-    with pyplot().style.context([sheet, {"figure.figsize": size}]):
-        _store_sharp()
+    plt = pyplot()
+    _store_sharp()
+    with plt.style.context([sheet, {"figure.figsize": size}]):
         yield
 
 # %% ../../nbs/evidence/figures.ipynb #6dd0ec0f
