@@ -265,11 +265,18 @@ def style(size: tuple = SIZE):
 
     size: width and height, inches.
     """
-    sheet = str(files("dpcomm") / "assets" / "figures.mplstyle")
-    plt = pyplot()
+    plt, sheet = pyplot(), files("dpcomm") / "assets" / "figures.mplstyle"
     _store_sharp()
-    with plt.style.context([sheet, {"figure.figsize": size}]):
+    ours = plt.matplotlib.rc_params_from_file(str(sheet), use_default_template=False)
+    ours, now = dict(ours) | {"figure.figsize": size}, plt.rcParams
+    before = {
+        key: now[key] for key in ours
+    }  # these alone: Jupyter sets others meanwhile
+    now.update(ours)
+    try:
         yield
+    finally:
+        now.update(before)
 
 # %% ../../nbs/evidence/figures.ipynb #6dd0ec0f
 def on_palette(png: bytes, colours: int = 64) -> bytes:
