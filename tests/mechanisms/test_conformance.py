@@ -690,7 +690,7 @@ def test_a_guarantee_is_complete_and_grows_with_rounds(case):
 def test_a_guarantee_that_cannot_be_given_is_refused_by_name(case):
     mechanism = case.make(7)
     for change in case.refused:
-        names = "|".join([*change, "cohort", "d"])  # wrong, or missing beside it
+        names = "|".join([*change, "cohort", "d", "table"])  # or what stands beside it
         with pytest.raises(ValueError, match=rf"\b({names})s?\b"):
             mechanism.guarantee(**(case.release | change))
             pytest.fail(f"{change} was accepted")
