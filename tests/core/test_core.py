@@ -11,7 +11,7 @@ from laws import ALARM, drawn, fit
 from scipy import linalg, special
 from tables import tabled
 
-from dpcomm.core import random, vectors
+from dpcomm.core import checks, random, vectors
 
 TEXT = some.text('ab",é', max_size=3)
 ADDRESS = some.lists(some.one_of(TEXT, some.integers(-3, 2**70)), max_size=4)
@@ -55,6 +55,14 @@ def test_models_of_one_state_that_compute_differently_are_told_apart():
 
 
 # ---- refusals
+
+
+def test_a_truth_value_is_no_number():
+    "A scale of True was one of 1."
+    more = dict(check_number=("[0, 2]",), check_between=(0, 2))
+    for name in ("check_positive", "check_number", "check_between", "check_size"):
+        with pytest.raises(ValueError, match="x is True"):
+            getattr(checks, name)("x", True, *more.get(name, ()))
 
 
 def test_check_finite_counts_what_is_bad_and_takes_what_only_the_sum_overflows():
