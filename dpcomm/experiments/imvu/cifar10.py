@@ -15,7 +15,7 @@ def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     few = dict(limit=(10_000, 2_000), epochs=2, sigmas=(0.25,))
     few |= dict(steps=(0.006,), budgets=(100.0,))
-    return mnist.sweep("cifar10", scale, **few if scale == "quick" else {})
+    return mnist.sweep_of("cifar10", scale, **few if scale == "quick" else {})
 
 # %% ../../../nbs/imvu/cifar10.ipynb #c348cd47
 def grid(scale: str) -> list:

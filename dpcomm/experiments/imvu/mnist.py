@@ -50,7 +50,7 @@ class Sweep:
         return [(k, s, step) for k in KINDS for s in self.sigmas for step in self.steps]
 
 
-def sweep(task: str, scale: str, **others) -> Sweep:
+def sweep_of(task: str, scale: str, **others) -> Sweep:
     """The settings of the paper's file; at smoke a sweep of seconds on scikit-learn's
     digits. [imvu Sec. 4.1]
     """
@@ -207,7 +207,7 @@ def listed(s: Sweep, minutes: dict) -> list:
 def settings(scale: str) -> Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     few = dict(epochs=4, sigmas=(1.0, 2.0), steps=(0.015,), budgets=(5.0, 11.0))
-    return sweep("mnist", scale, **few if scale == "quick" else {})
+    return sweep_of("mnist", scale, **few if scale == "quick" else {})
 
 # %% ../../../nbs/imvu/mnist.ipynb #2a1dd6dd
 def grid(scale: str) -> list:
