@@ -40,7 +40,8 @@ def number(low: float, high: float, whole: bool = False):
 
     def read(text):
         value = literal(text)
-        fits = type(value) in (int, float) and low <= value <= high
+        fits = isinstance(value, (int, float)) and low <= value <= high
+        fits = fits and not isinstance(value, bool)
         if not fits or whole and value % 1:
             kind = "a whole number" if whole else "a number"
             raise argparse.ArgumentTypeError(
@@ -596,8 +597,10 @@ def main(argv=None) -> int:
         print(f"dpcomm: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError, NotInstalled) as error:
-        bare = isinstance(error, OSError) and not error.filename
-        print(f"dpcomm: {bare and error.strerror or error}", file=sys.stderr)
+        said = error
+        if isinstance(error, OSError) and not error.filename:
+            said = error.strerror or error
+        print(f"dpcomm: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"dpcomm: interrupted; {_kept(args, words)}", file=sys.stderr)

@@ -250,7 +250,7 @@ class Mvu(Mechanism):
         # as many coordinates as just do not saturate [Chaudhuri et al. 2022]
         swap, k = relation == "replace", max(1, min(16, int(self.beta**2)))
         half = min(self.beta / math.sqrt(k), 1) / 2
-        laws = law(self.table, [0.5 + half, 0.5 - swap * half])
+        one, other = law(self.table, [0.5 + half, 0.5 - swap * half])
         size = np.full((2, k), self.clip_norm / math.sqrt(k), np.float32)
         worlds = torch.from_numpy(size * [[1], [-1 if swap else 0]]).float()
         levels = self._levels().numpy()
@@ -260,7 +260,7 @@ class Mvu(Mechanism):
             sent = worlds[[0 if present else 1]].expand(n, -1)
             return np.searchsorted(middle, self.simulate(sent, rng).numpy())
 
-        return symbol_game(*laws, k, symbols)
+        return symbol_game(one, other, k, symbols)
 
 # %% ../../nbs/baselines/mvu.ipynb #fad53737
 ACCOUNTANTS = ("mixture-classic", "mixture-balle", "grid-classic", "grid-balle", "pure")

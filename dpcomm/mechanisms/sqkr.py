@@ -216,8 +216,8 @@ class Sqkr(Local):
         x: a_s / L at the sampled coordinates, (n, k). draws: uniform, (n, 2 k + 1).
         """
         honest = torch.from_numpy(kept(draws[:, -1], 2.0**self.nbits, self.eps, rng))
-        draws = torch.from_numpy(draws[:, :-1])
-        first, second = (2 * draws).split(self.nbits, 1)
+        coins = torch.from_numpy(draws[:, :-1])
+        first, second = (2 * coins).split(self.nbits, 1)
         return (
             2.0 * torch.where(honest[:, None], first < 1 + x, second < 1).double() - 1
         )

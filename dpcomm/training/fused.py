@@ -258,11 +258,12 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     "Why a model cannot be trained here."
     if why := _more_than_layers(model):
         return why
-    for layer in model:
+    for layer in model.children():
         if not _written(layer):
             line = f"{' '.join(str(layer).split()):.80}"
             return f"layer {line} is not supported by this engine"
-    matrices = [layer for layer in model if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    kinds = nn.Linear, nn.Conv2d
+    matrices = [layer for layer in model.children() if isinstance(layer, kinds)]
     tensors = {id(p) for layer in matrices for p in layer.parameters()}
     if not matrices:
         return "no layer has a matrix of weights"

@@ -113,10 +113,10 @@ def mlp(features: int, rng: np.random.Generator) -> nn.Sequential:
     rng: stream of the initial weights.
     Returns: one output: the log-odds of death.
     """
-    first, last = nn.Linear(features, 200), nn.Linear(200, 1)
-    layers = first, nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), last
-    net = initialise(nn.Sequential(*layers), rng)
-    for layer in net[::2]:
+    dense = [nn.Linear(*sides) for sides in ((features, 200), (200, 200), (200, 1))]
+    first, middle, last = dense
+    net = initialise(nn.Sequential(first, nn.ReLU(), middle, nn.ReLU(), last), rng)
+    for layer in dense:
         bound = (6 / sum(layer.weight.shape)) ** 0.5
         layer.weight.data *= bound * layer.in_features**0.5
         layer.bias.data.zero_()
