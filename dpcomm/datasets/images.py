@@ -188,7 +188,7 @@ def _numbers(side):
         side = side.astype(side.dtype.newbyteorder("="), copy=False)
     x = torch.as_tensor(side).detach()
     if x.is_complex():
-        raise TypeError(
+        raise ValueError(
             "complex numbers are not supported: pass real and imaginary parts as"
             " separate entries"
         )
@@ -203,7 +203,7 @@ def _rows(held):
     try:
         n = len(held)
     except TypeError:
-        raise TypeError(
+        raise ValueError(
             "it does not say how many examples it has, and may have no end: pass"
             " [*it], or [*itertools.islice(it, n)]"
         ) from None
@@ -224,10 +224,11 @@ def _pair(held, who):
         pair = isinstance(held, (tuple, list)) and len(held) == 2
         x, y = map(_numbers, held if pair else _rows(held))
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-        why = str(error).partition(chr(10))[0][:120]
+        said = isinstance(error, ValueError)  # Python's own words help nobody
+        why = f" ({str(error).partition(chr(10))[0][:120]})" if said else ""
         raise ValueError(
-            f"{who} has a {type(held).__name__} that is not a pair of numeric arrays"
-            f" ({why}): pass (inputs, targets), or a torch Dataset of such pairs"
+            f"{who} has a {type(held).__name__} that is not a pair of numeric arrays{why}:"
+            " pass (inputs, targets), or a torch Dataset of such pairs"
         ) from error
     x, y = (side.float() if side.is_floating_point() else side for side in (x, y))
     if not x.ndim or not y.ndim or len(x) != len(y):

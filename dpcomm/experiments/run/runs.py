@@ -562,11 +562,11 @@ def page_tools() -> None:
 
 def run_page(path, target, values: dict, home=None) -> Path:
     "Execute a notebook in a fresh kernel and keep it at `target`, and as HTML beside it."
-    page_tools()
-    import papermill
-    from ipykernel.kernelspec import write_kernel_spec
-    from nbclient.exceptions import DeadKernelError
-    from nbconvert import HTMLExporter
+    with needs("run"):
+        import papermill
+        from ipykernel.kernelspec import write_kernel_spec
+        from nbclient.exceptions import DeadKernelError
+        from nbconvert import HTMLExporter
 
     name, target = Path(path).name, Path(target)
     how = dict(cwd=home, kernel_name="python3", language="python", progress_bar=False)
