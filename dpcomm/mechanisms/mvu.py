@@ -21,6 +21,7 @@ from dpcomm.core.checks import (
     check_number,
     check_reals,
     check_size,
+    check_stream,
 )
 from ..core.random import private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
@@ -232,7 +233,7 @@ class Mvu(Mechanism):
             parts = zip(u, out, row_streams(rng, len(u)))
         for source, target, stream in parts:
             for k in range(0, len(source), BLOCK):
-                symbols = self._symbols(source[k : k + BLOCK], stream)
+                symbols = self._symbols(source[k : k + BLOCK], check_stream(stream))
                 target[k : k + BLOCK] = levels[torch.from_numpy(symbols)]
         return out.to(u.device)
 
