@@ -772,6 +772,22 @@ def test_a_swap_under_coins_costs_what_opposite_updates_do(
     assert swap.eps == pytest.approx(high, rel=1e-4) and high < 2 * joins.eps
 
 
+def test_a_swapped_client_under_coins_is_audited():
+    "It comes with probability a half, with one update or with the opposite one."
+    n, sigma, delta, rng = 200_000, 1.0, 1e-2, seed_tree(0, "swapped")
+    one, other = (
+        own * (rng.random(n) < 0.5) + sigma * rng.standard_normal(n)
+        for own in (1.0, -1.0)
+    )
+    found, run = audit.distinguish(one, other, delta), dict(sampling="poisson")
+    swap, joins = (
+        gaussian_guarantee(sigma, delta, 0.5, relation=r, accountant="pld", **run)
+        for r in ("replace", "add-remove")
+    )
+    assert not audit.refutes(found, swap) and found.eps > 0.8 * swap.eps
+    assert audit.refutes(found, joins), "as if it left"
+
+
 def test_more_rounds_than_rounding_allows_are_not_composed(monkeypatch):
     def composed(*_):
         raise AssertionError("the transform is of no use here")
