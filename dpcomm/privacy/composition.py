@@ -291,7 +291,7 @@ def _composed(laws, theta, step, size, first):
         z = np.fft.rfft(np.bincount(k % size, tilted, size))
         error = 2 * rate * tilted.sum()
         most = np.abs(z) + error
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):  # zero stays zero
             log_z = log_z + rounds * np.log(z)
         log_most = log_most + rounds * np.log(most)
         share = share + rounds * (error / most + 16 * UNIT)
