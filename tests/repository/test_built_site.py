@@ -218,8 +218,8 @@ def test_the_font_of_formulas_has_their_characters(site):
 def test_a_link_into_a_closed_box_opens_it(site):
     page = "sqsgd/chapter.html"
     text = (site / page).read_text("utf-8")
-    inside = text[text.index("callout-collapse collapse") :]
-    name = re.search(r'<section id="([\w-]+)" class="level3"', inside)[1]
+    within = r'callout-collapse collapse(?:(?!</section>).)*?<section id="([\w-]+)"'
+    name = re.search(within, text, re.S)[1]
     with browser.served(site) as address:
         plain, linked = (
             browser.dump(f"{address}/{page}{at}") for at in ("", f"#{name}")
