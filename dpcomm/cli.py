@@ -184,24 +184,25 @@ def list_all(args):
     _o("--resume", "", "go on from records and checkpoints"),
     _o("--max-seconds", "S", ROUND, type=number(0, 1e9)),
     _o("--device", "D", WHERE),
-    _o("-p", "NAME=VALUE", "parameter of the page", **PAIRS),
+    _o("-p", "NAME=VALUE", "parameter of the page, or a setting to try", **PAIRS),
     *FORMAT,
 )
 def run_all(args) -> int:
     "Run experiments, and execute their pages through papermill."
     asked = [_asked(name, args) for name in args.names]  # refused before the first
-    runs.page_tools()
+    if not all(change for *_, change in asked):
+        runs.page_tools()
     folder = runs.ready(runs.output_folder(args.out))
     print(f"records and pages go to {folder}", file=sys.stderr, flush=True)
     end = None if args.max_seconds is None else time.monotonic() + args.max_seconds
     unfinished = 0
-    for name, path, values in asked:
+    for name, path, values, change in asked:
         seconds = None if end is None else end - time.monotonic()
         values |= dict(out=str(folder), max_seconds=seconds)
         try:
             if seconds is not None and seconds <= 0:
                 raise runs.Unfinished("no time was left")
-            run_one(args, name, path, folder, values)
+            run_one(args, name, path, folder, values, change)
         except runs.Unfinished as error:
             print(f"{name}: {error}; go on with --resume", file=sys.stderr)
             unfinished += 1
@@ -209,22 +210,26 @@ def run_all(args) -> int:
 
 
 def _asked(name, args):
-    "Name, notebook and parameters of a run; ValueError for what it does not take."
+    "Name, notebook, parameters and settings to try; ValueError for what is not taken."
     path, scale = runs.notebook(name), runs.check_name("scale", args.scale, runs.SCALES)
     given, values = dict(args.p), dict(scale=scale, resume=args.resume)
+    known, change = runs.defaults(path), {}
     if taken := [key for key in given if key in runs.SHARED or key == "device"]:
         raise ValueError(f"-p {taken[0]}: say --{taken[0].replace('_', '-')} instead")
+    if not name.endswith(".ipynb"):
+        change = {key: given.pop(key) for key in [*given] if key not in known}
+        runs.read_change(change) if change else None
     asked = dict(seeds=args.seeds, device=args.device)
     values |= given | {key: value for key, value in asked.items() if value is not None}
-    runs.check_parameters(runs.defaults(path), values)
+    runs.check_parameters(known, values)
     if not name.endswith(".ipynb"):
         experiment = runs.find(name)
         values["device"] = runs.device(args.device or "auto", gpu=experiment.gpu)
         runs.select(experiment, scale, args.seeds, str(given.get("only", "all")))
-    return name, path, values
+    return name, path, values, change
 
 
-def run_one(args, name, path, folder, values):
+def run_one(args, name, path, folder, values, change):
     "Run an experiment, and print and keep what came out."
     from dpcomm.evidence import records, verdicts
     from dpcomm.privacy.guarantee import recorded
@@ -233,7 +238,9 @@ def run_one(args, name, path, folder, values):
     own = name.endswith(".ipynb")
     stem = (path.stem if own else name).replace("-", "_")
     if not own:
-        runs.run_grid(name, **dict(seeds=[0]) | values)
+        made = runs.run_grid(name, **dict(seeds=[0]) | values, change=change)
+        if change:
+            return print_tables(args, runs.change_table(name, made, change, folder))
         values |= dict(resume=True, max_seconds=None)
     target, home = folder / f"{stem}.{scale}.ipynb", path.parent if own else None
     html = runs.run_page(path, target, values, home)

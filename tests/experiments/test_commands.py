@@ -64,7 +64,7 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("run dprec-mnist --out nbs/here", "nbs/"),
         ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
-        ("run dprec-mnist -p onyl=rec", "parameter='onyl' is not one of"),
+        ("run dprec-mnist -p onyl=rec", "setting='onyl' is not one of"),
         ("merge nowhere", "has no records"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
         ("report dprec-mnist", "is not one of"),
@@ -136,6 +136,18 @@ def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatc
     assert code == 0 and found["tables"][0]["rows"][0][2] == "12.5"
     assert found["name"] == "dprec-mnist"
     assert found["guarantee"] == "no privacy is claimed"
+
+
+def test_a_setting_is_tried_under_its_own_name(tmp_path, capsys, monkeypatch):
+    given = []
+
+    def run_grid(name, change, **how):
+        given.append(change)
+        return [quick(0, 1.0)]
+
+    monkeypatch.setattr(runs, "run_grid", run_grid)
+    assert said(f"run dprec-mnist -p lr=0.1 --out {tmp_path}", capsys)[0] == 0
+    assert given == [{"lr": 0.1}]
 
 
 def quick(seed, value):

@@ -365,6 +365,38 @@ def test_a_place_that_cannot_be_written_is_tried_before_the_first_run(made, tmp_
     assert made.played == []
 
 
+# ---- other settings on trial
+
+TRIED = ("dprec-mnist", "smoke", (0,))
+KEY = "linear.eps3.fedavg"
+
+
+@tabled(
+    "change, says",
+    [
+        (dict(rounds=3), "the privacy guarantee depends on it"),
+        (dict(server_lrr=1.0), "did you mean 'server_lr'"),
+        (dict(lr=-1.0), "lr"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_by_name(change, says):
+    with pytest.raises(ValueError, match=says):
+        runs.read_change(change)
+
+
+def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
+    change = dict(server_lr=0.03, eval_every=50)
+    made = runs.run_grid(*TRIED, tmp_path, KEY, change=change)
+    (record,) = records.load("dprec", root=tmp_path / "changes")
+    assert made == [record] and not records.load("dprec", root=tmp_path)
+    assert record.key == f"change.eval_every=50,server_lr=0.03.{KEY}"
+    assert record.cells == {} and record.config["server_lr"] == 0.03
+    assert record.notes == ["changed on trial: eval_every=50,server_lr=0.03"]
+    table = runs.change_table("dprec-mnist", made, change, tmp_path)
+    assert table.header[-1] == "eval_every=50,server_lr=0.03"
+    assert table.rows[0][:3] == (KEY, "0", "not recorded")
+
+
 # ---- costs
 
 

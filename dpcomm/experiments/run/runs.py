@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -318,27 +318,38 @@ def _peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def _in_words(change):
+    return ",".join(f"{name}={value}" for name, value in sorted(change.items()))
+
+
 def execute(
     experiment: Experiment,
     run: Line,
     seed: int,
     out=None,  # folder of records and checkpoints
     resume: bool = True,  # take the record or the checkpoint that is there
+    change: dict | None = None,  # setting -> value to try in the place of the run's own
     **how,
 ) -> Record | None:  # None where it stopped before its end
     "Run one setting and seed, and record it; BlockingIOError where another process does."
-    folder = output_folder(out)
+    folder, recorded = output_folder(out), run
+    if change:
+        key, changes = f"change.{_in_words(change)}.{run.key}", run.changes | change
+        folder, recorded = folder / "changes", replace(run, key=key, changes=changes)
     stem = f"{experiment.stem}.{run.scale}"
-    path = folder / "checkpoints" / stem / f"{run.key}.seed{seed}.pt"
+    path = folder / "checkpoints" / stem / f"{recorded.key}.seed{seed}.pt"
     with locked(path.with_suffix(".lock"), wait=False):
         there = recorded_runs(experiment, run.scale, folder) if resume else {}
-        if (run.key, seed) in there:
-            return there[run.key, seed]
+        if (recorded.key, seed) in there:
+            return there[recorded.key, seed]
         wall, cpu = time.monotonic(), time.process_time()
         how |= dict(checkpoint=path, resume=resume)
-        outcome = _outcome(experiment, run, seed, how, folder)
+        line = replace(recorded, key=run.key)
+        outcome = _outcome(experiment, line, seed, how, folder)
         if outcome is None:
             return None
+        if change:  # never a verdict
+            outcome |= dict(cells={}, notes=[f"changed on trial: {_in_words(change)}"])
         seconds = time.monotonic() - wall, time.process_time() - cpu
         cost = dict(
             wall_seconds=outcome.pop("wall_seconds", seconds[0]),
@@ -346,7 +357,7 @@ def execute(
             peak_bytes=_peak_bytes(),
         )
         device = how.get("device", "cpu")
-        record = record_of(experiment, run, seed, outcome, cost, device)
+        record = record_of(experiment, recorded, seed, outcome, cost, device)
         if table := getattr(
             experiment.module, "table", None
         ):  # of a notebook of one's own
@@ -439,6 +450,7 @@ def run_grid(
     only: str = "all",
     resume: bool = False,
     max_seconds: float | None = None,
+    change: dict | None = None,
     **how,
 ) -> list:
     """Run a grid; runs.Unfinished where rounds are left.
@@ -450,11 +462,18 @@ def run_grid(
     only: keys that begin with it.
     resume: go on from records and checkpoints.
     max_seconds: stop at a round boundary after this long.
+    change: setting -> value to try; runs that train, outside every verdict.
     how: workers, device, save_every, ... as `run_one` takes them.
     Returns: list of Record.
     """
     experiment, finished, left = find(name), [], []
     jobs = select(experiment, scale, seeds, only)
+    if change:
+        jobs = [(run, seed) for run, seed in jobs if run.changes and not run.needs]
+    if not jobs:
+        raise ValueError(
+            f"{experiment.name}: nothing that begins with {only} trains so"
+        )
     folder = ready(output_folder(out))
     if out is None and not in_pages():
         print(f"records go to {folder}", flush=True)
@@ -469,7 +488,7 @@ def run_grid(
         how |= dict(progress=f"{run.key}, seed {seed} ({place})", max_seconds=seconds)
         record = None
         if seconds is None or seconds > 0:
-            record = execute(experiment, run, seed, folder, resume, **how)
+            record = execute(experiment, run, seed, folder, resume, change, **how)
         if record:
             finished.append(record)
         else:
@@ -478,6 +497,46 @@ def run_grid(
         keys = ", ".join(left[:9]) + " ..." * (len(left) > 9)
         raise Unfinished(f"{len(left)} of {len(jobs)} runs are unfinished: {keys}")
     return finished
+
+# %% ../../../nbs/run/runs.ipynb #c4a9e001
+PROMISED = "rounds", "cohort", "sampling"
+
+
+def read_change(pairs: dict) -> dict:
+    "Training settings to try; ValueError says what can be changed."
+    from dpcomm.training.federated import Config
+
+    allowed = [f.name for f in fields(Config) if f.name not in PROMISED]
+    for name, value in pairs.items():
+        if name in PROMISED:
+            raise ValueError(
+                f"change of {name}: the privacy guarantee depends on it, so it cannot"
+                f" be changed alone; choose one of {', '.join(allowed)}"
+            )
+        check_name("setting", name, allowed)
+        Config(**{name: value})  # its own checks
+    return pairs
+
+
+def change_table(name: str, changed: list, change: dict, root=None):
+    "Scores with other settings beside those that are recorded."
+    from dpcomm.evidence.verdicts import SCORES, Table, score_of
+
+    def score(record):
+        if record is None:
+            return "not recorded"
+        label, s = score_of([record])
+        return f"{SCORES[label]}: {s.mean:.4g}" if s else "; ".join(record.notes)
+
+    experiment, scale = find(name), changed[0].scale
+    have = recorded_runs(experiment, scale, None, root)
+    rows = []
+    for record in changed:
+        key = record.key.removeprefix(f"change.{_in_words(change)}.")
+        pair = have.get((key, record.seed)), record
+        rows.append((key, str(record.seed), *map(score, pair)))
+    title = f"{experiment.name}, scale {scale}, changed on trial: earns no verdict"
+    return Table(("run", "seed", "as recorded", _in_words(change)), tuple(rows), title)
 
 # %% ../../../nbs/run/runs.ipynb #7d051330
 def defaults(path) -> dict:
