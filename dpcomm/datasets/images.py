@@ -222,15 +222,18 @@ def _rows(held):
 def _pair(held, who):
     try:
         pair = isinstance(held, (tuple, list)) and len(held) == 2
-        x, y = map(_numbers, held if pair else _rows(held))
+        sides = [*map(_numbers, held if pair else _rows(held))]
+        if len(sides) != 2:
+            raise ValueError(f"an example has {len(sides)} parts")
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         said = isinstance(error, ValueError)  # Python's own words help nobody
         why = f" ({str(error).partition(chr(10))[0][:120]})" if said else ""
         raise ValueError(
             f"{who} has a {type(held).__name__} that is not a pair of numeric arrays{why}:"
-            " pass (inputs, targets), or a torch Dataset of such pairs"
+            " pass (inputs, targets), or a torch Dataset of such pairs; a model here takes"
+            " one input: concatenate several, and split them in forward"
         ) from error
-    x, y = (side.float() if side.is_floating_point() else side for side in (x, y))
+    x, y = (side.float() if side.is_floating_point() else side for side in sides)
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise ValueError(
             f"{who} has inputs of shape {tuple(x.shape)} and targets of shape"

@@ -117,7 +117,10 @@ class Floor:
 
     def __post_init__(self):
         for f in fields(self):
-            msgspec.convert(getattr(self, f.name), f.type)
+            try:
+                msgspec.convert(value := getattr(self, f.name), f.type)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{f.name} is {shown(value)}: {error}") from None
 
 
 class Beyond(ValueError):

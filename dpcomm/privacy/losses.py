@@ -269,7 +269,8 @@ class Bracket:
 def _check_list(releases):
     given = isinstance(releases, (list, tuple)) and releases
     for part in releases if given else [None]:
-        if not (isinstance(part, tuple) and isinstance(part[0], Losses)):
+        pair = isinstance(part, tuple) and len(part) == 2
+        if not (pair and isinstance(part[0], Losses)):
             raise ValueError(
                 f"releases is {shown(releases)}; it must be a list of (Losses, rounds):"
                 " pass [(mechanism.losses(...), 800)]"

@@ -9,6 +9,7 @@ __all__ = ['simulate', 'train']
 import copy
 import hashlib
 import inspect
+import math
 import signal
 import sys
 import threading
@@ -26,7 +27,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpcomm.core.checks import check_choice, check_kind, check_number
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_kind,
+    check_number,
+    shown,
+)
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.deployments import Deployment
@@ -54,6 +61,18 @@ from dpcomm.training.round import one_round, one_thread, shares
 from dpcomm.training.state import Config, Run, Task, save_checkpoint, start_run
 
 # %% ../../nbs/training/federated.ipynb #12347ee6
+def _check_device(device):
+    try:
+        here = torch.empty(1, device=torch.device(device)).device.type
+    except (RuntimeError, AssertionError, TypeError, ValueError, OverflowError):
+        here = "meta"
+    if here == "meta":
+        raise ValueError(
+            f"device is {shown(device)}; torch cannot use it on this machine:"
+            " use 'cpu', or a machine with this device"
+        )
+
+
 def _check_data(task, metrics):
     data, parts = task.federation.data, task.federation.parts
 
@@ -192,7 +211,8 @@ def _report(run, task, guarantee, metrics, shows_loss, train_loss):
     data = task.federation.data
     test = task.model, run.w, data.x_test, data.y_test
     if metrics:
-        scores = metrics(*test)
+        how = "a function that returns one, of scores"
+        scores = check_kind("metrics(...)", metrics(*test), dict, how)
     elif task.loss is cross_entropy:
         scores = dict(zip(("accuracy", "loss"), evaluate(*test)))
     else:
@@ -278,17 +298,32 @@ def simulate(
         )
 
     callbacks = check_callbacks(callbacks)
-    for name, flag in dict(train_loss=train_loss, resume=resume).items():
-        check_kind(name, flag, bool, "True or False")
-    check_kind("advance", advance, Callable, "a function such as federated.one_round")
-    check_kind("checkpoint", checkpoint, (str, Path, NoneType), "the name of a file")
-    check_kind("unit", unit, (str, NoneType), "'client' or 'example'")
     if not isinstance(task, Task):
         raise TypeError(
             f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"
             " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed), or call"
             " train(model, clients, mechanism, deployment, test=(x, y))"
         )
+    call = (Callable, NoneType)
+    for name, value, kinds, how in (
+        ("train_loss", train_loss, bool, "True or False"),
+        ("resume", resume, bool, "True or False"),
+        ("advance", advance, Callable, "a function such as federated.one_round"),
+        ("checkpoint", checkpoint, (str, Path, NoneType), "the name of a file"),
+        ("unit", unit, (str, NoneType), "'client' or 'example'"),
+        ("seed", task.seed, (int, np.integer, str), "a whole number"),
+        ("loss", task.loss, Callable, "a function (outputs, targets) -> mean"),
+        ("guarantee", guarantee, call, "a function, rounds -> Guarantee"),
+        ("metrics", metrics, call, "a function (model, w, x, y) -> dict of scores"),
+        ("adaptive", adaptive, (AdaptiveClip, NoneType), "AdaptiveClip(quantile=0.5)"),
+    ):
+        check_kind(name, value, kinds, how)
+    check_between("workers", workers, 1, 1024)
+    check_number("save_every", save_every, "[0, inf]")
+    check_number(
+        "max_seconds", math.inf if max_seconds is None else max_seconds, "[0, inf]"
+    )
+    _check_device(device)
     whom = check_choice("unit", unit or "client", ("client", "example"))
     if deployment is not None:
         counts = int(adaptive is not None and in_one_sum(task.mechanism))

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpcomm.core.checks import check_choice, shown
@@ -51,6 +52,10 @@ def _refused(model):
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             yield f"{kind} mixes the examples of a batch: use GroupNorm"
     for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(p):
+            yield f"{shown(name)} has no shape yet: call the model on a batch once"
+        if p.device.type == "meta":
+            yield f"{shown(name)} holds no numbers: build the model on a CPU"
         if p.is_complex() or p.requires_grad and p.dtype not in FLOATS:
             yield (
                 f"{shown(name)} is {p.dtype}; weights must be float16, bfloat16, float32 or"

@@ -66,6 +66,8 @@ def train(**how):
 TRAIN = dict(clients=CLIENTS, mechanism=GAUSSIAN, deployment=DEPLOYED, test=(X, Y))
 TRAIN |= dict(seed=0, batch=2, lr=0.1, progress=False)
 FLAGS = dict(train_loss=False, resume=False, unit="client", advance=federated.one_round)
+FLAGS |= dict(workers=1, max_seconds=9.0, save_every=9.0, device="cpu", metrics=None)
+FLAGS |= dict(adaptive=None, weights=[1.0] * len(CLIENTS), max_epsilon=9.0)
 DOORS = {
     f"mechanism {name}": (type(MADE[name]), given) for name, given in MECHANISMS.items()
 }
