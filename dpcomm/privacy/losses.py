@@ -269,8 +269,9 @@ class Bracket:
 def _check_list(releases):
     given = isinstance(releases, (list, tuple)) and releases
     for part in releases if given else [None]:
-        pair = isinstance(part, tuple) and len(part) == 2
-        if not (pair and isinstance(part[0], Losses)):
+        if not (
+            isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Losses)
+        ):
             raise ValueError(
                 f"releases is {shown(releases)}; it must be a list of (Losses, rounds):"
                 " pass [(mechanism.losses(...), 800)]"

@@ -352,6 +352,12 @@ def test_releases_about_different_things_have_no_epsilon_together(other, says):
     )
 
 
+@tabled("rest", [(), (1, 2), ("a",), (0,)])
+def test_a_release_comes_with_its_rounds(rest):
+    with pytest.raises(ValueError, match="it must be a (list|whole number)"):
+        compose([(gaussian_losses(1.0), *rest)], 1e-5)
+
+
 @tabled("name", ["topk", "ddgauss", "skellam"])
 def test_noise_in_shares_is_composed_by_losses_and_beats_its_renyi_curve(name):
     made = mechanism(name, **mechanism_class(name).audit_cases[0][0])

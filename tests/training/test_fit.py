@@ -195,11 +195,15 @@ def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
         (np.array([[1, None]]), [0]),
         (np.ones((1, 2), complex), [0]),
         [{"x": 1, "y": 0}],
+        (np.ones((1, 2)), np.ones((1, 3)), [0]),
+        ((np.ones((1, 2)), np.ones((1, 3))), [0]),
+        ({"a": np.ones((1, 2))}, [0]),
     ],
 )
 def test_data_that_are_no_numbers_are_named(held):
     with pytest.raises(
-        ValueError, match="^client 1 has a .* not a pair of numeric arrays.*: pass"
+        ValueError,
+        match="^client 1 has a .* not a pair of numeric arrays.*: pass .* one input",
     ):
         good = np.ones((1, 2)), [0]
         Federation.of([good, held], test=good)
