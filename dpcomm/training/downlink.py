@@ -6,8 +6,6 @@
 __all__ = ['Agreement', 'State', 'Server', 'catch_up', 'Replica', 'answer', 'receive', 'count_bits']
 
 # %% ../../nbs/training/downlink.ipynb #c5da5f5c
-# pyright: reportAssignmentType=false
-# (None stands until __post_init__ or a first use fills the field)
 import struct
 import zlib
 from collections import deque
@@ -26,13 +24,14 @@ from dpcomm.core.vectors import pack
 from dpcomm.core.wire import Bits, Message, parse_message
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.training import models
-from dpcomm.training.federated import Config
-from dpcomm.training.state import (
-    SERVER_STATE,
-    Ledger,
-    sample_cohort,
-    server_optimiser,
-)
+from dpcomm.training.state import Config, Ledger, sample_cohort, server_optimiser
+
+# %% ../../nbs/training/downlink.ipynb #vec70125
+VECTORS = {  # of the optimiser, beside the weights, in the order sent
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
 
 # %% ../../nbs/training/downlink.ipynb #f9dc2eb4
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Agreement:
     @property
     def state_bytes(self) -> int:
         "Length of the weights and the optimiser's vectors."
-        return 4 * self.d * (1 + SERVER_STATE[self.config.server])
+        return 4 * self.d * (1 + len(VECTORS[self.config.server]))
 
     @property
     def fingerprint(self) -> int:
@@ -99,13 +98,13 @@ class State:
         "Checksum of the round and all bytes of the state."
         return zlib.crc32(struct.pack("<I", self.round), zlib.crc32(write_state(self)))
 
-# %% ../../nbs/training/downlink.ipynb #3695b888
+# %% ../../nbs/training/downlink.ipynb #8072a77c
 def initial_state(agreement: Agreement, seed: int) -> State:  # before round 0
     "Initial weights from a seed, with a fresh optimiser. [dprec Alg. 6, initialize]"
     w = pack(models.build(agreement.model, seed_tree(seed, "init"))).requires_grad_()
     return State(agreement, w, server_optimiser(w, agreement.config))
 
-# %% ../../nbs/training/downlink.ipynb #8072a77c
+
 def average_update(agreement: Agreement, payloads) -> Tensor:  # (d,)
     "Average a round's decoded messages, in byte order. [dprec Alg. 8, corrected]"
     mechanism = agreement.mechanism
@@ -115,7 +114,7 @@ def average_update(agreement: Agreement, payloads) -> Tensor:  # (d,)
         total += mechanism.decode(message)
     return mechanism.aggregate(total[None], agreement.config.cohort, None)
 
-# %% ../../nbs/training/downlink.ipynb #8072a77d
+
 def advance(state: State, payloads) -> State:  # the same object, one round on
     "The step that server and clients both take. [dprec Alg. 8, sign corrected]"
     state.w.grad = -average_update(state.agreement, payloads)
@@ -124,22 +123,15 @@ def advance(state: State, payloads) -> State:  # the same object, one round on
     return state
 
 # %% ../../nbs/training/downlink.ipynb #12438a59
-OPTIMISER_VECTORS = {  # in the order sent
-    "sgd": (),
-    "momentum": ("momentum_buffer",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-}
-
-
 def write_state(state: State) -> bytes:  # agreement.state_bytes of them
     "Weights and optimiser vectors, little-endian float32."
     vectors = state.optimiser.state.get(state.w, {})
     zeros = torch.zeros(len(state.w))  # before the first step
-    names = OPTIMISER_VECTORS[state.agreement.config.server]
+    names = VECTORS[state.agreement.config.server]
     rows = [state.w.detach(), *(vectors.get(name, zeros) for name in names)]
     return b"".join(row.numpy().astype("<f4").tobytes() for row in rows)
 
-# %% ../../nbs/training/downlink.ipynb #12438a5a
+
 def read_state(agreement: Agreement, data: bytes, round: int) -> State:
     "Rebuild weights and optimiser. [dprec Alg. 6, first case]"
     if len(data) != agreement.state_bytes:
@@ -149,14 +141,11 @@ def read_state(agreement: Agreement, data: bytes, round: int) -> State:
         )
     numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     w, *vectors = numbers.view(-1, agreement.d).clone().unbind()
-    w = w.clone().requires_grad_()
+    w, server = w.clone().requires_grad_(), agreement.config.server
     state = State(agreement, w, server_optimiser(w, agreement.config), round)
     if round and vectors:
-        server = agreement.config.server
-        restored = dict(zip(OPTIMISER_VECTORS[server], vectors))
-        if server == "adam":
-            restored["step"] = torch.tensor(float(round))
-        state.optimiser.state[w] = restored
+        count = {"step": torch.tensor(float(round))} if server == "adam" else {}
+        state.optimiser.state[w] = dict(zip(VECTORS[server], vectors)) | count
     return state
 
 # %% ../../nbs/training/downlink.ipynb #b9a9e052
@@ -204,7 +193,6 @@ class Server:
     state: built from the seed.
     rounds: messages of each kept round, sorted.
     oldest: number of the first kept round.
-    n_messages: in the kept rounds.
     seen: (n_clients,) round of its last message, or -1.
     own: client -> its messages of that round.
     """
@@ -212,32 +200,15 @@ class Server:
     agreement: Agreement
     seed: int
     n_clients: int
-    state: State = None
+    state: State = field(init=False)
     rounds: deque = field(default_factory=deque)
     oldest: int = 0
-    n_messages: int = 0
-    seen: np.ndarray = None
+    seen: np.ndarray = field(init=False)
     own: dict = field(default_factory=dict)
 
     def __post_init__(self):
         self.state = initial_state(self.agreement, self.seed)
         self.seen = np.full(self.n_clients, -1)
-
-# %% ../../nbs/training/downlink.ipynb #3c87f065
-def forget(server: Server) -> Server:
-    "Drop the rounds that no packet will ever hold again."
-    limit = server.agreement.state_bytes
-    size = server.agreement.message_bytes
-    slowest = server.seen.min()
-
-    def useless():
-        later = server.n_messages - len(server.rounds[0])
-        return later * size > limit or server.oldest < slowest
-
-    while server.rounds and useless():
-        server.n_messages -= len(server.rounds.popleft())
-        server.oldest += 1
-    return server
 
 # %% ../../nbs/training/downlink.ipynb #a0268e11
 def close_round(server: Server, cohort, messages) -> Server:
@@ -247,31 +218,36 @@ def close_round(server: Server, cohort, messages) -> Server:
             f"cohort is {shown(cohort)}; it must name one of {server.n_clients} clients"
             f" for each of {len(messages)} messages: send to whom it belongs"
         )
-    d, unwrap = server.agreement.d, server.agreement.mechanism.unwrap
-    payloads = [unwrap(parse_message(message, d)) for message in messages]
-    now = server.state.round
+    agreement, now = server.agreement, server.state.round
+    unwrap = agreement.mechanism.unwrap
+    payloads = [unwrap(parse_message(m, agreement.d)) for m in messages]
     advance(server.state, payloads)
     server.rounds.append(tuple(sorted(payloads)))
-    server.n_messages += len(payloads)
     for client in set(cohort):
         server.own[client] = tuple(p for c, p in zip(cohort, payloads) if c == client)
         server.seen[client] = now
-    return forget(server)
+    later, slowest = sum(map(len, server.rounds)), server.seen.min()
+    while server.rounds:
+        later -= len(server.rounds[0])
+        fits = later * agreement.message_bytes <= agreement.state_bytes
+        if fits and server.oldest >= slowest:
+            break
+        server.rounds.popleft()
+        server.oldest += 1
+    return server
 
 # %% ../../nbs/training/downlink.ipynb #130df873
 def missing_messages(server: Server, client: int) -> Packet:  # start or history
     "The messages a client lacks. [dprec Alg. 5, create message for client]"
-    new, since = server.seen[client] < 0, max(int(server.seen[client]), 0)
+    since, own, now = int(server.seen[client]), server.own.get(client, ()), server.state
+    kind, seed = "history", b""
+    if since < 0:
+        kind, seed, since = "start", server.seed.to_bytes(4, "little"), 0
     rounds = [list(r) for r in islice(server.rounds, since - server.oldest, None)]
-    own = server.own.get(client, ())
     for payload in own:
         rounds[0].remove(payload)
-    counts = len(own), *map(len, rounds)
-    content = b"".join(payload for r in rounds for payload in r)
-    if new:
-        content = server.seed.to_bytes(4, "little") + content
-    kind, now = "start" if new else "history", server.state
-    made_under = server.agreement.fingerprint
+    counts, made_under = (len(own), *map(len, rounds)), server.agreement.fingerprint
+    content = seed + b"".join(payload for r in rounds for payload in r)
     return Packet(kind, made_under, since, now.round, now.digest, counts, content)
 
 # %% ../../nbs/training/downlink.ipynb #130df874
@@ -302,11 +278,11 @@ class Replica:
     """
 
     agreement: Agreement
-    state: State = None
+    state: State | None = None
     sent: tuple = ()
     sent_in: int = -1
 
-# %% ../../nbs/training/downlink.ipynb #a5381a23
+
 def answer(replica: Replica, update: Tensor, key=None) -> bytes:
     """Encode an update for the server, and remember the message.
 
