@@ -1,5 +1,5 @@
 """Before Quarto renders: which code of a page is folded, which sections open with a click,
-formulas spaced as TeX spaces them, tables that Quarto keeps. nbdev calls it for every page
+and tables that Quarto keeps. nbdev calls it for every page
 (`procs` in settings.ini, with this folder on PYTHONPATH).
 
 1. Exported code is on the page, signature open and source folded, whether an importer
@@ -8,7 +8,8 @@ formulas spaced as TeX spaces them, tables that Quarto keeps. nbdev calls it for
 2. Imports are folded, and the code of a figure or table with the steps that lead to it. A
    line that does nothing but show a table is left out.
 3. In chapters, baselines, guides and experiments all other code is folded too; a check
-   becomes the line "checked", with what it prints below. Elsewhere it stays open.
+   becomes the line "checked", which a click opens with what it prints (site.css puts the
+   other lines below what the code made). Elsewhere it stays open.
 4. A section whose heading ends in `{.closed}` shows its first cell; the rest is in a box.
 5. An experiment shows its finding, why we differ, what is missing, and the sections that
    hold its first figure, table and widget; the others join its closed section.
@@ -56,7 +57,9 @@ def role(cell) -> str:  # figure, table, widget, imports, check, step or open
 def fold(cell, kind: str) -> None:
     "Close a cell behind one line, unless it says itself how it is shown. [Quarto]"
     if not re.search(r"^#\| *(code-fold|echo|include):", cell.source, re.M):
-        line = SUMMARIES.get(kind, "Code")
+        line, printed = SUMMARIES.get(kind, "Code"), cell.get("outputs") or ()
+        if kind == "check" and all("text" in output for output in printed):
+            cell.source = f"#| classes: checked\n{cell.source}"
         cell.source = f'#| code-fold: true\n#| code-summary: "{line}"\n{cell.source}'
 
 
@@ -88,34 +91,6 @@ def join_steps(cells: list, everything: bool = False) -> list:
             fold(step, "step")
         kept, steps = [*kept, *steps, *([cell] if cell else [])], []
     return kept
-
-
-FUNCTIONS = "log ln exp sin cos tan sinh cosh tanh max min sup inf lim det arg Pr"
-APART = "quad qquad cdot times le leq ge geq ne in to mid sim approx ll gg left right"
-NAMED = rf"\\(?:{FUNCTIONS.replace(' ', '|')})(?![A-Za-z])"
-INDEX = r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]++|\w))?(?:\^(?:\{[^{}]*\}|\w))?"
-LETTER = r"(?=[A-Za-z0-9]|\\(?!left|big|Big|quad|qquad|cdot|[,;:!{|]|l[ef]|g[eq]))"
-AFTER = re.compile(rf"({NAMED}{INDEX})\s*{LETTER}")
-BEFORE = re.compile(rf"(\\[A-Za-z]++|[A-Za-z0-9)\]}}])\s*({NAMED})")
-NORM = re.compile(r"(\\(?:left|right|[bB]igg?[lr]?)\s*)?\\(?:[lr]Vert(?![A-Za-z])|\|)")
-MATH = re.compile(r"`[^`]*`|\$\$.+?\$\$|\$[^$\n]+\$", re.S)
-
-
-def space_functions(text: str) -> str:
-    "Thin spaces around named functions, bars as high as letters. [MathML Core, 3.2.4]"
-
-    def before(match):
-        apart = match[1].startswith("\\") and match[1][1:] in APART.split()
-        return match[0] if apart else rf"{match[1]}\,{match[2]}"
-
-    def spaced(match):
-        if match[0].startswith("`"):
-            return match[0]
-        bar = r"\mathord{\Vert}"  # as high as a letter, and close to it
-        formula = NORM.sub(lambda found: found[0] if found[1] else bar, match[0])
-        return AFTER.sub(r"\1\\,", BEFORE.sub(before, formula))
-
-    return MATH.sub(spaced, text)
 
 
 TD = re.compile(r"<td>[^<]*</td>")
@@ -221,7 +196,7 @@ class Site:
                     cell.directives_["exports"] = cell.directives_.pop("exporti")
 
     def begin(self):
-        "Fold and space the whole page."
+        "Fold the whole page."
         room = Path(self.nb.path_).parent.name
         tags = [(cell.get("metadata") or {}).get("tags", ()) for cell in self.nb.cells]
         experiment = room != "use" and any("parameters" in each for each in tags)
@@ -234,9 +209,7 @@ class Site:
                 row.append(cell)
                 continue
             kept, row = [*kept, *join_steps(row, everything), cell], []
-            if cell.cell_type == "markdown":
-                cell.source = space_functions(cell.source)
-            elif cell.cell_type == "code" and "exports" in cell.directives_:
+            if cell.cell_type == "code" and "exports" in cell.directives_:
                 cell.source = re.sub(
                     r"^#\| code-(fold|sum).*\n", "", cell.source, flags=re.M
                 )

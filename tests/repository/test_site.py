@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 from collections import Counter
 
 import pytest
@@ -88,27 +87,3 @@ def test_the_container_installs_what_the_readme_does():
     )
     assert {"run", "dev"} == {*asked} & {"run", "dev"} <= {*given.split(",")}
     assert container["image"].endswith(":3.11"), "the oldest Python that is promised"
-
-
-FOLD = '<details class="code-fold">\n<summary>{}</summary>\nx\n</details>\n'
-MADE = '<div class="cell-output cell-output-{}"><div>1</div></div>\n'
-
-
-@tabled(
-    "line, made, order",
-    [
-        ("Code of the figure", "display", "output summary end"),
-        ("✓ checked", "stdout", "summary output end"),
-        ("✓ checked", "display", "output summary end"),
-    ],
-)
-def test_folded_code_follows_what_it_made(line, made, order):
-    tidy = runpy.run_path(str(ROOT / ".ci" / "tidy_site.py"))["code_below"]
-    fold, output = FOLD.format(line), MADE.format(made)
-    page = f'<p>a</p>\n<div id="c1" class="cell">\n{fold}{output}</div>\n<p>b</p>'
-    done = tidy(page)
-    marks = dict(output='"cell-output', summary="<summary>", end="</details>")
-    assert " ".join(sorted(marks, key=lambda m: done.index(marks[m]))) == order
-    assert sorted(done) == sorted(page) and tidy(done) == done
-    alone = f'<div id="c1" class="cell">\n{fold}</div>'
-    assert tidy(alone) == alone
