@@ -1,6 +1,5 @@
-"""Look at built pages in a headless browser: each is loaded in a frame of a given width
-and measured there. `python tests/browser.py _docs imvu/chapter.html ...` prints how many
-screens of 900 pixels each page takes at 1400, and their sum.
+"""Look at built pages in a headless browser. `python tests/browser.py _docs
+imvu/chapter.html ...` prints how many screens of 900 pixels each page takes at 1400.
 """
 
 import fcntl
@@ -8,7 +7,6 @@ import functools
 import http.server
 import json
 import os
-import re
 import select
 import shutil
 import subprocess
@@ -18,32 +16,16 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-    None,
-)
-HARNESS = Path(__file__).with_name("measure.html")
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    "Files of the site, and the measuring page at an address of its own."
-
-    def do_GET(self):
-        if not self.path.startswith("/measure.html"):
-            return super().do_GET()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.end_headers()
-        self.wfile.write(HARNESS.read_bytes())
-
-    def log_message(self, *_):
-        pass
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+MEASURE = Path(__file__).with_name("measure.js")
 
 
 @contextmanager
 def served(folder):
     "A folder on a port of this machine; its address."
-    handler = functools.partial(Handler, directory=str(folder))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    handler.func.log_message = lambda *_: None
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -51,15 +33,10 @@ def served(folder):
 
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync"
+    " --disable-background-networking --disable-component-update"
+    " --remote-debugging-pipe"
+).split() + ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
 class Tab:
@@ -78,10 +55,7 @@ class Tab:
         self.into, answers = os.pipe()
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (theirs, answers)]
         self.process = subprocess.Popen(
-            [
-                *(BROWSER, *FLAGS, f"--user-data-dir={self.profile.name}"),
-                *("--remote-debugging-pipe", "about:blank"),
-            ],
+            [BROWSER, *FLAGS, f"--user-data-dir={self.profile.name}", "about:blank"],
             preexec_fn=lambda: [os.dup2(end, 3 + i) for i, end in enumerate(ends)],
             close_fds=False,
             stdout=subprocess.DEVNULL,
@@ -118,11 +92,11 @@ class Tab:
         asked = dict(id=self.sent, method=method, params=params)
         asked |= {"sessionId": self.session} if self.session else {}
         os.write(self.out, json.dumps(asked).encode() + b"\0")
-        while (found := self._next()).get("id") != self.sent:
-            self.events.append(found.get("method"))
-        if "error" in found:
-            raise RuntimeError(f"{method}: {found['error']}")
-        return found["result"]
+        while (answer := self._next()).get("id") != self.sent:
+            self.events.append(answer.get("method"))
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
 
     def open(self, address):
         "Load a page to its end."
@@ -132,50 +106,37 @@ class Tab:
             self.events.append(self._next().get("method"))
 
     def js(self, expression):
-        "The value of an expression on the page."
-        found = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(f"{expression}: {found['exceptionDetails']['text']}")
-        return found["result"].get("value")
+        "The value of an expression on the page, or what it promises."
+        how = dict(returnByValue=True, awaitPromise=True)
+        answer = self.do("Runtime.evaluate", expression=expression, **how)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{expression}: {answer['exceptionDetails']['text']}")
+        return answer["result"].get("value")
+
+    def wide(self, width):
+        "Give the page a width."
+        how = dict(height=900, deviceScaleFactor=1, mobile=False)
+        self.do("Emulation.setDeviceMetricsOverride", width=width, **how)
 
     def press(self, key):
         "A key, as 'Enter' or 'Escape'."
-        codes = dict(Enter=13, Escape=27, Tab=9)
-        more = dict(text="\r") if key == "Enter" else {}
-        known = dict(key=key, code=key, windowsVirtualKeyCode=codes[key])
-        self.do("Input.dispatchKeyEvent", type="keyDown", **known, **more)
-        self.do("Input.dispatchKeyEvent", type="keyUp", **known)
+        code = dict(Enter=13, Escape=27)[key]
+        how = dict(key=key, code=key, windowsVirtualKeyCode=code)
+        how |= dict(text="\r") if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            self.do("Input.dispatchKeyEvent", type=kind, **how)
 
     def click(self, selector):
         "The left button on the middle of an element, once it is in view."
-        at = self.js(
+        x, y = self.js(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center', behavior: 'instant'});"
             "const b = e.getBoundingClientRect();"
             "return [b.x + b.width / 2, b.y + b.height / 2] })()"
         )
-        where = dict(x=at[0], y=at[1], button="left", clickCount=1)
+        where = dict(x=x, y=y, button="left", clickCount=1)
         for kind in ("mousePressed", "mouseReleased"):
             self.do("Input.dispatchMouseEvent", type=kind, **where)
-
-
-def dump(address, seconds=120):
-    "The page as the browser has it once its scripts have run."
-    with tempfile.TemporaryDirectory() as profile:
-        done = subprocess.run(
-            [
-                BROWSER,
-                *FLAGS,
-                f"--user-data-dir={profile}",
-                f"--virtual-time-budget={1000 * seconds}",
-                "--dump-dom",
-                address,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=10 * seconds,
-        )
-    return done.stdout
 
 
 def measure(folder, pages, width):
@@ -185,25 +146,17 @@ def measure(folder, pages, width):
     box and cannot be scrolled to; foreign: addresses that are asked elsewhere; screens: its
     height over 900 pixels, with what is folded closed.
     """
-    found = {}
-    with served(folder) as address:
-        for start in range(0, len(pages), 12):
-            asked = ",".join(map(str, pages[start : start + 12]))
-            text = dump(f"{address}/measure.html?width={width}&pages={asked}")
-            answer = re.search(r"<pre id=\"answer\">(.*?)</pre>", text, re.S)
-            if not answer:
-                raise RuntimeError(f"the browser gave no answer for {asked}")
-            shown = answer[1].replace("&lt;", "<").replace("&gt;", ">")
-            found |= json.loads(shown.replace("&amp;", "&"))
-    return found
+    settled, looks = "new Promise(done => setTimeout(done, 300))", {}
+    with served(folder) as address, Tab() as tab:
+        tab.wide(width)
+        for page in map(str, pages):
+            tab.open(f"{address}/{page}")
+            tab.js(settled)
+            looks[page] = tab.js(MEASURE.read_text())
+    return looks
 
 
 if __name__ == "__main__":
     site, *pages = sys.argv[1:]
-    heights = {
-        page: found["screens"] for page, found in measure(site, pages, 1400).items()
-    }
-    for page, screens in (
-        heights | {"in all": round(sum(heights.values()), 1)}
-    ).items():
-        print(f"{screens:6.1f}  {page}")
+    for page, look in measure(site, pages, 1400).items():
+        print(f"{look['screens']:6.1f}  {page}")

@@ -3,35 +3,24 @@ Python only Unix has.
 """
 
 import ast
-import importlib
 import json
 import sys
 from configparser import ConfigParser
 
 import pytest
-from checkout import ROOT, files, python
+from checkout import MODULES as PACKAGE
+from checkout import ROOT, python
 from packaging.requirements import Requirement
-
-from dpcomm.core.checks import NotInstalled, needs
 
 SETTINGS = ConfigParser(delimiters=["="])
 SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
-PACKAGE = [p for p in files() if p.parts[0] == "dpcomm" and p.suffix == ".py"]
-PACKAGE = [p for p in PACKAGE if p.parts[1] != "assets"]  # apps to copy
 MODULES = sorted(
     ".".join(p.with_suffix("").parts).removesuffix(".__init__")
     for p in PACKAGE
     if p.name != "__main__.py"
 )
-# Distributions that are imported, or found on the path, by another name.
-NAMED = {
-    "scikit-learn": {"sklearn"},
-    "dp-accounting": {"dp_accounting"},
-    "prv-accountant": {"prv_accountant"},
-    "flwr": {"flwr", "flower-superlink"},
-    "distributed": {"distributed", "dask"},
-    "dask-jobqueue": {"dask_jobqueue"},
-}
+# Distributions that are imported by another name.
+NAMED = {"scikit-learn": {"sklearn"}, "distributed": {"distributed", "dask"}}
 # Packages that an extra brings because another one of it needs them.
 BROUGHT = {"run": {"IPython", "PIL", "nbclient"}}
 
@@ -40,8 +29,8 @@ def wanted(extra: str = "") -> set[str]:
     "What an extra, or the package itself, asks for, by the names of its imports."
     words = SETTINGS["DEFAULT"][f"{extra}_requirements" if extra else "requirements"]
     names = {Requirement(word).name for word in words.split()}
-    found = set().union(*(NAMED.get(name, {name}) for name in names))
-    return found | BROUGHT.get(extra, set())
+    imported = (NAMED.get(name, {name.replace("-", "_")}) for name in names)
+    return set().union(*imported) | BROUGHT.get(extra, set())
 
 
 EXTRAS = sorted(
@@ -170,16 +159,6 @@ def test_commands_work_or_name_the_extra_that_they_need(bare):
         assert f"the extra {extra} brings it" in err, (words, err)
 
 
-def test_the_sentence_names_package_and_extra():
-    with pytest.raises(NotInstalled) as error, needs("run", ", or stay"):
-        importlib.import_module("no_such_package.part")
-    said = str(error.value)
-    assert said.startswith("no_such_package is not installed here, and the extra run")
-    assert said.endswith("as in `pip install -e '.[run]'`, or stay")
-    with pytest.raises(ZeroDivisionError), needs("run"):
-        1 / 0
-
-
 def brought(node: ast.With) -> str | None:
     "The extra of a `with needs(extra)`."
     call = node.items[0].context_expr
@@ -190,49 +169,29 @@ def brought(node: ast.With) -> str | None:
 
 def strays(tree: ast.Module) -> list[str]:
     """Imports of what `pip install dpcomm` does not bring that no `needs` answers for, or
-    one that names an extra without it; in a try that expects ImportError, or in a hook of
-    pytest, none.
+    one that names an extra without it; in a try that expects ImportError none.
     """
-    known, found = wanted() | {*sys.stdlib_module_names, "dpcomm", "__future__"}, []
+    brings = wanted() | {*sys.stdlib_module_names, "dpcomm", "__future__"}
 
-    def visit(node, extra):
+    def visit(node, here):
         if isinstance(node, ast.With):
-            extra = brought(node) or extra
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_"):
-            extra = "*"  # a hook of a plugin, which pytest calls
+            here = here | wanted(extra) if (extra := brought(node)) else here
         if isinstance(node, ast.Try):
-            caught = {ast.unparse(h.type) for h in node.handlers if h.type}
-            extra = "*" if "ImportError" in caught else extra
-        names = (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        )
-        if isinstance(node, ast.ImportFrom) and not node.level:
+            caught = [ast.unparse(h.type) for h in node.handlers if h.type]
+            here = here | BLOCKED if "ImportError" in caught else here
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module]
-        if names == ["torch.utils.tensorboard"]:
-            names = ["tensorboard"]
-        for name in {name.partition(".")[0] for name in names} - known:
-            if extra != "*" and not (extra and name in wanted(extra)):
-                found.append(f"{name} in line {node.lineno}")
+        roots = {name.partition(".")[0] for name in names}
+        yield from (f"{name} in line {node.lineno}" for name in roots - here)
         for child in ast.iter_child_nodes(node):
-            visit(child, extra)
+            yield from visit(child, here)
 
-    visit(tree, None)
-    return found
+    return list(visit(tree, brings))
 
 
 def test_what_an_extra_brings_is_imported_where_the_extra_is_named():
     trees = {p: ast.parse((ROOT / p).read_text(encoding="utf-8")) for p in PACKAGE}
     assert not {str(p): found for p, tree in trees.items() if (found := strays(tree))}
-    asked = {
-        (call.args[0].value, call.args[1].value)
-        for tree in trees.values()
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call)
-        and ast.unparse(call.func) == "not_installed"
-        and all(isinstance(word, ast.Constant) for word in call.args[:2])
-    }
-    assert asked and not [
-        (name, extra)
-        for name, extra in asked
-        if name.partition(".")[0] not in wanted(extra)
-    ]
