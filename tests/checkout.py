@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,29 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def files() -> list[Path]:
     "Relative to ROOT: what git tracks or would track, else all but by-products."
-    git = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if git.returncode == 0 and git.stdout:
-        return [
-            Path(line)
-            for line in sorted(set(git.stdout.splitlines()))
-            if (ROOT / line).is_file()
-        ]
-    skip = {"__pycache__", "runs", "_proc", "_docs", "build", "venv"}
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
+    git = ["git", "ls-files", "-co", "--exclude-standard"]
+    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0 and done.stdout:
+        paths = map(Path, {*done.stdout.splitlines()})
+        return sorted(path for path in paths if (ROOT / path).is_file())
+    made = re.compile(r"(^|/)(__pycache__|runs|_proc|_docs|build|venv|\.(?!ci/)[^/]*)/")
+    paths = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
     return sorted(
-        path
-        for path in found
-        if not any(
-            part in skip
-            or part.endswith(".egg-info")
-            or (part.startswith(".") and part != ".ci")
-            for part in path.parts[:-1]
-        )
+        p for p in paths if not made.search(str(p)) and "egg-info" not in p.parent.name
     )
 
 
@@ -88,19 +75,13 @@ class Cell:
 
     @property
     def directives(self) -> list[str]:
-        return [
-            line[2:].strip()
-            for line in self.source.splitlines()
-            if line.startswith("#|")
-        ]
+        lines = self.source.splitlines()
+        return [line[2:].strip() for line in lines if line.startswith("#|")]
 
     @property
     def code(self) -> str:
-        return "\n".join(
-            line
-            for line in self.source.splitlines()
-            if line.strip() and not line.startswith("#|")
-        )
+        lines = filter(str.strip, self.source.splitlines())
+        return "\n".join(line for line in lines if not line.startswith("#|"))
 
     @property
     def exported(self) -> bool:
@@ -159,22 +140,13 @@ def tree(module: Path) -> ast.Module:
 
 def public(module: Path) -> dict[str, ast.AST]:
     "Functions and classes a module exports, by name."
-    body = tree(module).body
-    listed = next(
-        (
-            node.value
-            for node in body
-            if isinstance(node, ast.Assign)
-            and getattr(node.targets[0], "id", None) == "__all__"
-        ),
-        None,
-    )
-    names = ast.literal_eval(listed) if listed else []
-    return {
-        node.name: node
-        for node in body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names
-    }
+    names, found = [], {}
+    for node in tree(module).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = node
+    return {name: node for name, node in found.items() if name in names}
 
 
 def page(path, *cells, kernel="python3"):

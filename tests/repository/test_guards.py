@@ -422,30 +422,12 @@ def test_files_are_small_whole_and_name_nobody_s_machine():
             assert not (match := MACHINE.search(text)), f"{path}: {match[0]}"
 
 
-def anchors(markdown):
-    "The anchors of a markdown file's headings, as GitHub makes them."
-    titles = re.findall(r"^#+\s+(.+)$", markdown, re.M)
-    return {
-        re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
-        for title in titles
-    }
-
-
 def test_readme_links_are_alive():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", readme) + re.findall(
-        r"(?:src|href)=\"([^\"]+)\"", readme
-    )
-    for target in (
-        t for t in targets if not t.startswith(("http://", "https://", "mailto:"))
-    ):
-        path, _, anchor = target.partition("#")
-        assert not path or (ROOT / path).exists(), (
-            f"README links to {path}, which does not exist"
-        )
-        assert path or anchor in anchors(readme), (
-            f"README links to #{anchor}, which is no heading of it"
-        )
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", readme):
+        path = "".join(target).partition("#")[0]
+        outside = path.startswith(("http", "mailto:"))
+        assert outside or (ROOT / path).exists(), f"README links to {path}"
 
 
 def test_security_names_tests_that_exist():
@@ -487,16 +469,6 @@ def test_constraints_pin_every_requirement():
     assert wanted and not missing, f"not pinned: {missing}"
 
 
-def sidebar(entries):
-    "Every page named in a list of sidebar entries."
-    for entry in entries:
-        if isinstance(entry, dict):
-            yield from sidebar(entry.get("contents", []))
-            entry = entry.get("href") or entry.get("file") or ""
-        if str(entry).endswith(".ipynb"):
-            yield entry
-
-
 def test_pages_that_the_papers_files_name_are_there():
     for path in sorted((ROOT / "dpcomm" / "assets" / "papers").glob("*.toml")):
         named = set(re.findall(r"\bpage ([a-z][\w/-]*)", path.read_text("utf-8")))
@@ -511,7 +483,8 @@ def test_the_site_shows_sixty_pages_and_holds_the_other_notebooks_as_files():
     }
     assert SITE["format"]["html"]["html-math-method"] == "mathml"
     assert SITE["execute"]["enabled"] is False
-    listed = [*sidebar(SITE["website"]["sidebar"]["contents"])]
+    menu = SITE["website"]["sidebar"]["contents"]
+    listed = [page for section in menu for page in section["contents"]]
     assert listed == SITE["project"]["render"] and len({*listed}) == len(listed) <= 60
     pages = {path.relative_to("nbs").as_posix() for path in NOTEBOOKS}
     assert {*listed} <= pages and "*/*.ipynb" in SITE["project"]["resources"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import checkout
 import pytest
 import run_page
-from checkout import PAGES, ROOT, Cell, cells, python, text
+from checkout import PAGES, ROOT, cells, python, text
 from conftest import NOT_CHECKED, bare
 from tables import tabled
 
@@ -99,18 +99,10 @@ def disagreements(cell: dict) -> list[str]:
 
 
 def unchecked(cell: dict) -> list[str]:
-    """What was not checked in a cell that ran: data that are missing here, or were
-    missing when its outputs were stored.
-    """
+    "Data that are missing here, or were missing when the outputs were stored."
     stored, fresh = missing(seen(cell["stored"])), missing(seen(cell["fresh"]))
-    return [
-        *fresh,
-        *(
-            f"the stored output was made without data: {line}"
-            for line in stored
-            if line not in fresh
-        ),
-    ]
+    made = [line for line in stored if line not in fresh]
+    return fresh + [f"the stored output was made without data: {line}" for line in made]
 
 
 OLD_PROCESSOR = {
@@ -182,24 +174,19 @@ def moved_report(page: Path, folder: Path) -> dict:
     return read_report(page, out, done.returncode, log)
 
 
-def demand_agreement(page: Path, report: dict, advice: str):
+SLOW = [page for page in PAGES if any("slow" in c.directives for c in cells(page))]
+
+
+def judge(page: Path, report: dict, record_property, advice="run the page again"):
+    "Fail with every output that differs; count what could not be checked."
     wrong = [
         f"{cell['source']}\n    {line}"
         for cell in report["cells"]
         for line in disagreements(cell)
     ]
     if wrong:
-        pytest.fail(
-            f"{page}: {len(wrong)} outputs differ, {advice}:\n" + "\n".join(wrong),
-            pytrace=False,
-        )
-
-
-SLOW = [page for page in PAGES if any("slow" in c.directives for c in cells(page))]
-
-
-def judge(page: Path, report: dict, record_property, advice: str):
-    demand_agreement(page, report, advice)
+        found = f"{page}: {len(wrong)} outputs differ, {advice}:\n"
+        pytest.fail(found + "\n".join(wrong), pytrace=False)
     for line in (line for cell in report["cells"] for line in unchecked(cell)):
         record_property(NOT_CHECKED, line)
 
@@ -209,7 +196,7 @@ def test_page_prints_what_is_stored(page, tmp_path, forks, record_property):
     "But for its slow cells, on a fresh machine."
     env = bare(dict(os.environ), tmp_path / "home")
     report = report_of(page, tmp_path, forks, env)
-    judge(page, report, record_property, "run the page again")
+    judge(page, report, record_property)
 
 
 @pytest.mark.slow
@@ -217,7 +204,7 @@ def test_page_prints_what_is_stored(page, tmp_path, forks, record_property):
 def test_whole_page_prints_what_is_stored(page, tmp_path, forks, record_property):
     "With its slow cells, and with data where there are some."
     report = report_of(page, tmp_path, forks, dict(os.environ), whole=True)
-    judge(page, report, record_property, "run the page again")
+    judge(page, report, record_property)
 
 
 @pytest.mark.slow
@@ -232,22 +219,12 @@ def test_claims_hold_when_the_start_moves(page, tmp_path, record_property):
     judge(page, report, record_property, advice)
 
 
-def unguarded(found: list[Cell]) -> list[str]:
-    """Cells tagged `trained` whose claim no assert states, in the cell or in the next
-    two of code.
-    """
-    code = [cell for cell in found if cell.kind == "code"]
-    return [
-        cell.label
-        for i, cell in enumerate(code)
-        if "trained" in cell.tags
-        and not any(
-            re.search(r"^\s*assert ", after.code, re.M) for after in code[i : i + 3]
-        )
-    ]
-
-
 @tabled("page", PAGES, ids=str)
 def test_what_is_trained_is_held_to_a_claim(page):
-    assert not unguarded(cells(page))
-    assert page in TRAINING or not any("trained" in cell.tags for cell in cells(page))
+    "A cell tagged `trained`, or one of the next two of code, asserts something."
+    code = [cell for cell in cells(page) if cell.kind == "code"]
+    trained = [i for i, cell in enumerate(code) if "trained" in cell.tags]
+    assert page in TRAINING or not trained
+    for i in trained:
+        near = "\n".join(cell.code for cell in code[i : i + 3])
+        assert re.search(r"^\s*assert ", near, re.M), code[i].label

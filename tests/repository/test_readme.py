@@ -92,23 +92,6 @@ def test_the_example_prints_what_is_shown(readme):
     assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(shown, now)), REFRESH
 
 
-def test_the_home_page_shows_the_example(readme):
-    code, output = example(readme)
-    lines = [line for line in code.splitlines() if line.strip()]
-    home = [line for cell in cells(INDEX) for line in cell.code.splitlines()]
-    assert set(lines[1:]) <= set(home), (
-        "the README and the home page show different examples"
-    )
-    stored = "".join(
-        "".join(o["text"])
-        for cell in cells(INDEX)
-        if any(one.startswith("print") and one in cell.code for one in lines)
-        for o in cell.outputs
-        if "text" in o
-    )
-    assert split(stored) == split(output), f"run the home page, then {REFRESH}"
-
-
 def test_the_figure_is_the_home_page_s(readme):
     assert FIGURE.relative_to(ROOT).as_posix() in readme
     assert FIGURE.read_bytes() == figure() and len(figure()) < 200_000, REFRESH
