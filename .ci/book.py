@@ -109,24 +109,29 @@ def written(page: str, folder: Path) -> str:
     return unique("".join(s for s in sections if not re.match(LEFT_OUT, s)), page)
 
 
+def source(folder: Path) -> str:
+    "The text that Quarto gets; pictures go into the folder."
+    text = "\n\n".join(written(page, folder) for page in PAGES)
+    there = {*re.findall(r'(?:\{#|id=")([\w.-]+)', text)}
+
+    def inside(match):  # an anchor that only the site has becomes its page
+        label = match[1] or match[2]
+        pages = [named(page) for page in PAGES if label.startswith(named(page))]
+        return "#" + (label if label in there else pages[0])
+
+    return INSIDE.sub(inside, text)
+
+
 def main(target: Path) -> None:
     git = ["git", "-C", ROOT, "log", "-1", "--format=%h %cs"]
     commit, date = subprocess.check_output(git, text=True).split()
     settings = (ROOT / "settings.ini").read_text()
     version = re.search("^version = (.*)$", settings, re.M)[1]
+    lua = ROOT / ".ci" / "book.lua"
+    head = HEAD.format(version=version, commit=commit, date=date, lua=lua)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = "\n\n".join(written(page, folder) for page in PAGES)
-        there = {*re.findall(r'(?:\{#|id=")([\w.-]+)', text)}
-
-        def inside(match):  # an anchor that only the site has becomes its page
-            label = match[1] or match[2]
-            pages = [named(page) for page in PAGES if label.startswith(named(page))]
-            return "#" + (label if label in there else pages[0])
-
-        lua = ROOT / ".ci" / "book.lua"
-        head = HEAD.format(version=version, commit=commit, date=date, lua=lua)
-        (folder / "dpcomm.qmd").write_text(head + INSIDE.sub(inside, text), "utf-8")
+        (folder / "dpcomm.qmd").write_text(head + source(folder), "utf-8")
         subprocess.run(["quarto", "render", "dpcomm.qmd"], cwd=folder, check=True)
         target.parent.mkdir(exist_ok=True)
         target.write_bytes((folder / "dpcomm.pdf").read_bytes())
