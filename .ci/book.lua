@@ -10,8 +10,9 @@ function Table(tbl)
   local width, sum = {}, 0
   each_row(tbl, function(row)
     for i, cell in ipairs(row.cells) do
-      local length = #pandoc.utils.stringify(cell.contents)
-      width[i] = math.max(width[i] or 6, math.min(length, 50))
+      local text = pandoc.utils.stringify(cell.contents)
+      width[i] = math.max(width[i] or 6, math.min(#text, 40))
+      for word in text:gmatch("%S+") do width[i] = math.max(width[i], #word + 4) end
     end
   end)
   for i in ipairs(tbl.colspecs) do sum = sum + (width[i] or 6) end
