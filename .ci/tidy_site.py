@@ -25,7 +25,8 @@ AFTER = re.compile(rf"({NAMED}(?:<m[in]>[^<]*</m[in]></msub>)?)(?=<m(?!o))")
 BEFORE = re.compile(
     rf'(</m[in]>|</msu[bp]>|form="postfix">[^<]*</mo>)(?=(?:<msub>)?{NAMED})'
 )
-NORM = re.compile(r'<mo stretchy="true"( form="\w+">‖</mo>)')
+NORM = re.compile(r'<mo stretchy="(?:true" form="\w+">‖|false" form="\w+">∥)</mo>')
+BAR = '<mo stretchy="false" lspace="0" rspace="0">‖</mo>'
 ARGUMENTS = re.compile(r"(<p>\w+: (?:(?!</p>).)*</p>)", re.S)  # of a function, in a row
 NEXT = re.compile(r"(?<=[.!?)]) (?=\w+: )")
 PICTURE = re.compile(r"<img (?=[^>]*\bwidth=)(?=[^>]*\bheight=)(?![^>]*\bloading=)")
