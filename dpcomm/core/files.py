@@ -10,7 +10,6 @@ import errno
 import gzip
 import hashlib
 import os
-import sys
 import tempfile
 import zlib
 from contextlib import contextmanager, suppress
@@ -97,19 +96,17 @@ def add_checksum(content: bytes) -> bytes:
     "Content behind a header with its SHA-256. [FIPS 180-4]"
     return SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
-# %% ../../nbs/foundations/files.ipynb #4d0351c9
-def verify_checksum(data: bytes, name: str) -> bytes:
-    "The content of sealed bytes of the file `name`; ValueError if damaged. [FIPS 180-4]"
+# %% ../../nbs/foundations/files.ipynb #c0b1f80a
+def read_sealed(path) -> bytes:
+    "The content of a sealed file; ValueError if it is damaged. [FIPS 180-4]"
+    data = Path(path).read_bytes()
     content = data[len(SEAL) + 65 :]
     if data == add_checksum(content):
         return content
-    why = "what it holds is not what was written" if data[:-1] else "it is empty"
-    raise ValueError(f"{name} is damaged ({why}): delete it, or run without resume")
-
-# %% ../../nbs/foundations/files.ipynb #c0b1f80a
-def read_sealed(path) -> bytes:
-    "Read a sealed file; ValueError if it is damaged. [FIPS 180-4]"
-    return verify_checksum(Path(path).read_bytes(), Path(path).name)
+    why = "what it holds is not what was written" if data else "it is empty"
+    raise ValueError(
+        f"{Path(path).name} is damaged ({why}): delete it, or run without resume"
+    )
 
 # %% ../../nbs/foundations/files.ipynb #6133517f
 def unpack(path, most: int, fix: str = "download it again") -> bytes:
@@ -144,22 +141,10 @@ def read_json(name: str, text, kind=Any, fix: str = "download it again") -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not valid ({error!s:.120}): {fix}") from None
 
-# %% ../../nbs/foundations/files.ipynb #ca34r013
-def is_number(value) -> bool:  # True for a finite int or float, False for a bool
-    "Whether a value is a finite number. [RFC 8259, sec. 6; TOML 1.0]"
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
-    )
-
 # %% ../../nbs/foundations/files.ipynb #29602653
-def check_digest(path, digest: str, content: bytes = None) -> None:
-    "Refuse a file, or what was read from it, whose SHA-256 is another. [FIPS 180-4]"
-    with open(path, "rb") as file:
-        whole = hashlib.file_digest(file, "sha256") if content is None else None
-        found = whole or hashlib.sha256(content)
-    if found.hexdigest() != digest:
+def check_digest(path, digest: str, content: bytes) -> None:
+    "Refuse what was read from a file if its SHA-256 is another. [FIPS 180-4]"
+    if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(
             f"{Path(path).name} is not the published file, by its SHA-256: delete it and"
             " load the data again"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .checks import check_positive, check_size, shown
+from .checks import check_number, check_size, shown
 from .random import seed_tree
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
@@ -27,26 +27,19 @@ def check_floats(name: str, x: Tensor) -> Tensor:
             f"{name} is a {type(x).__name__}; it must be a torch tensor of float32 or"
             f" float64: pass torch.as_tensor({name}, dtype=torch.float32)"
         )
-    if x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"{name} is {x.dtype}; it must be float32 or float64, because a lower"
-            f" precision cannot guarantee the clipping bound: pass {name}.float()"
-        )
-    if x.is_meta:
-        raise ValueError(
-            f"{name} is on the meta device and has no values: pass a tensor on the CPU"
-            " or a GPU"
-        )
-    if x.layout is not torch.strided:
-        kind = str(x.layout).removeprefix("torch.")
-        raise ValueError(
-            f"{name} is a {kind} tensor; it must be dense: pass {name}.to_dense()"
-        )
-    if x.requires_grad:
-        raise ValueError(
-            f"{name} requires gradients; it must be a plain tensor: pass"
-            f" {name}.detach()"
-        )
+    kind = str(x.layout).removeprefix("torch.")
+    for wrong, what in (
+        (
+            x.dtype not in (torch.float32, torch.float64),
+            f"is {x.dtype}; it must be float32 or float64, because a lower precision"
+            f" cannot guarantee the clipping bound: pass {name}.float()",
+        ),
+        (x.is_meta, "is on the meta device and has no values: pass one that has"),
+        (kind != "strided", f"is {kind}, not dense: pass {name}.to_dense()"),
+        (x.requires_grad, f"requires gradients: pass {name}.detach()"),
+    ):
+        if wrong:
+            raise ValueError(f"{name} {what}")
     return x
 
 # %% ../../nbs/foundations/vectors.ipynb #3b8c735b
@@ -139,88 +132,72 @@ def unflatten(vector: Tensor, shapes) -> list:
 STATISTICS = "running_mean", "running_var", "num_batches_tracked"  # buffers by name
 
 
-def _listed(model, trainable_only=True):
+def _listed(model):
+    "Of every tensor of a model or state: its name, itself, and why it does not train."
     if isinstance(model, torch.nn.Module):
-        marked = trainable_only
-        listed = [
-            (*pair, "") for pair in model.named_parameters(remove_duplicate=False)
-        ]
-        listed += [(*pair, "a buffer") for pair in model.named_buffers()]
+        tensors, marked = dict(model.named_parameters(remove_duplicate=False)), True
+        buffers = dict(model.named_buffers())
     elif isinstance(model, Mapping):
-        grads = (getattr(t, "requires_grad", False) for t in model.values())
-        marked = trainable_only and any(grads)
-        kept = (name.rpartition(".")[2] in STATISTICS for name in model)
-        listed = [(*pair, "a buffer" * odd) for pair, odd in zip(model.items(), kept)]
+        tensors = dict(model)
+        marked = any(getattr(t, "requires_grad", False) for t in tensors.values())
+        buffers = {k: t for k, t in model.items() if k.split(".")[-1] in STATISTICS}
     else:
         raise TypeError(
             f"model is a {type(model).__name__}; it must be a torch.nn.Module or its"
             " state_dict(): pass one"
         )
-    first, told = {}, []
-    for name, t, why in listed:
+    first = {}
+    for name, t in (tensors | buffers).items():
         if not isinstance(t, Tensor):
             raise TypeError(
                 f"{shown(name)} is a {type(t).__name__}; a state must contain only"
                 " tensors: pass model.state_dict(), or the model"
             )
         place = (t.data_ptr(), t.shape, t.stride()) if t.data_ptr() else id(t)
+        why = "a buffer" if name in buffers else ""
         if not (why or t.is_floating_point()):
             why = "whole numbers"
         elif not why and marked and not t.requires_grad:
             why = "frozen"
         elif not why and first.setdefault(place, name) != name:
             why = f"shared with {first[place]}"
-        told.append((name, t, why))
-    return told
+        yield name, t, why
 
 
-def trainable(model, trainable_only: bool = True) -> dict:
+def trainable(model) -> dict:
     "The named tensors of a model or state_dict that training moves, in order, each once."
-    return {name: t for name, t, why in _listed(model, trainable_only) if not why}
+    return {name: t for name, t, why in _listed(model) if not why}
 
 
-def left_out(model, trainable_only: bool = True) -> dict:
+def left_out(model) -> dict:
     "Parts of a model that its vector does not hold: name -> why."
-    return {name: why for name, _, why in _listed(model, trainable_only) if why}
+    return {name: why for name, _, why in _listed(model) if why}
 
-# %% ../../nbs/foundations/vectors.ipynb #ab731ce1
-def groups(model, trainable_only: bool = True) -> dict:
+
+def groups(model) -> dict:
     "Natural groups of a model's flat vector: parameter name -> number of entries."
-    return {name: p.numel() for name, p in trainable(model, trainable_only).items()}
+    return {name: p.numel() for name, p in trainable(model).items()}
 
 # %% ../../nbs/foundations/vectors.ipynb #ab731cf9
 HALF = torch.float16, torch.bfloat16  # too few digits for an update
 
 
-def pack(model, trainable_only: bool = True) -> Tensor:
+def pack(model) -> Tensor:
     "The weights that train as one vector, (d,), float32, or float64 where the model is."
-    found = trainable(model, trainable_only)
-    if not found:
+    tensors = trainable(model)
+    if not tensors:
         raise ValueError(
             f"{type(model).__name__} has no trainable parameter: call requires_grad_()"
             " on the parameters to train"
         )
-    w = flatten(p.detach() for p in found.values())
+    w = flatten(p.detach() for p in tensors.values())
     return w.float() if w.dtype in HALF else w
 
-# %% ../../nbs/foundations/vectors.ipynb #ab731ce3
+
 def unpack(model: torch.nn.Module, w: Tensor) -> dict:
     "A vector as views in the shapes of the model's tensors that train: name -> view."
-    found = trainable(model)
-    return dict(zip(found, unflatten(w, [p.shape for p in found.values()])))
-
-# %% ../../nbs/foundations/vectors.ipynb #b10c0031
-def restore(model, w: Tensor, trainable_only: bool = True) -> dict:
-    "A model's state with a vector in it, for load_state_dict; the model is not changed."
-    listed = _listed(model, trainable_only)
-    found = {name: t for name, t, why in listed if not why}
-    new = dict(zip(found, unflatten(w.detach(), [t.shape for t in found.values()])))
-    state = model.state_dict() if isinstance(model, torch.nn.Module) else dict(model)
-    for name, t, why in listed:
-        source = why.removeprefix("shared with ") if why else name
-        if source in new and name in state:
-            state[name] = new[source].to(t.device, t.dtype, copy=True)
-    return state
+    tensors = trainable(model)
+    return dict(zip(tensors, unflatten(w, [p.shape for p in tensors.values()])))
 
 # %% ../../nbs/foundations/vectors.ipynb #c0mput01
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -273,7 +250,7 @@ def clip_l2(u: Tensor, clip: float) -> Tensor:
     clip: largest L2 norm allowed, > 0.
     Returns: same shape; rows of norm <= clip (1 + 1.2e-7), in float64 (1 + 1e-12).
     """
-    check_positive("clip", clip)
+    check_number("clip", clip, "(0, inf)")
     check_finite("u", u)
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True, dtype=torch.float64)
     if norm.isinf().any():

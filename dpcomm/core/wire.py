@@ -169,12 +169,13 @@ class BadMessage(ValueError):
     "A message that cannot be decoded: damaged, foreign, or of the wrong length."
 
 # %% ../../nbs/foundations/wire.ipynb #66df2277
-def _frame_damage(data, d):
-    size, most = FRAME.size + 4, SLACK + 64 * d
+def _damage(data, d):
+    "What is wrong with the bytes of a message, '' if nothing; the cheapest look first."
+    size, most, again = FRAME.size + 4, SLACK + 64 * d, "send it again"
     if len(data) > most:
         return f"has {len(data)} bytes; one of {d} entries has at most {most}: drop it"
     if len(data) < size:
-        return f"has {len(data)} bytes; the frame alone has {size}: it is truncated, send it again"
+        return f"has {len(data)} bytes; the frame alone has {size}: it is truncated, {again}"
     magic, version, n_name, _, announced, n_payload = FRAME.unpack_from(data)
     if magic != MAGIC:
         return f"starts with {shown(magic)}, not {shown(MAGIC)}: it is not a dpcomm message"
@@ -183,22 +184,13 @@ def _frame_damage(data, d):
     if announced != d:
         return f"is about {announced} entries; {d} are expected: encode a vector of {d}"
     if len(data) != (full := size + n_name + n_payload):
-        why = "it is truncated or padded, send it again"
+        why = f"it is truncated or padded, {again}"
         return f"has {len(data)} bytes; its frame announces {full}: {why}"
-    return ""
-
-
-def _damage(data, d):
-    if damage := _frame_damage(data, d):
-        return f"message {damage}"
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-        return "message checksum does not match: it was corrupted on the way, send it again"
-    name = bytes(data[FRAME.size : FRAME.size + data[3]])
+        return f"checksum does not match: it was corrupted on the way, {again}"
+    name = bytes(data[FRAME.size : FRAME.size + n_name])
     if not name.isascii():
-        return (
-            f"message names {shown(name)}; names of mechanisms are ASCII: it is not a"
-            " dpcomm message"
-        )
+        return f"names {shown(name)}; names of mechanisms are ASCII: it is not a dpcomm message"
     return ""
 
 
@@ -211,7 +203,7 @@ def parse_message(data: bytes, d: int) -> Message:
     """
     check_kind("data", data, (bytes, bytearray, memoryview), "what to_bytes() returns")
     if damage := _damage(data, check_between("d", d, 1, 2**32 - 1)):
-        raise BadMessage(damage)
+        raise BadMessage(f"message {damage}")
     _, version, n_name, fingerprint, _, _ = FRAME.unpack_from(data)
     name = bytes(data[FRAME.size : FRAME.size + n_name]).decode("ascii")
     return Message(name, d, bytes(data[FRAME.size + n_name : -4]), fingerprint, version)

@@ -122,8 +122,9 @@ def diabetes130(root=None, min_records: int = 100) -> Records:
     Returns: the data, after its counts were checked.
     """
     folder = data_root(root) / "diabetes130" / "dataset_diabetes"
-    rows = _rows(folder / "diabetic_data.csv", "diabetes130")
-    check_digest(folder / "diabetic_data.csv", DIGESTS["diabetes130"])
+    path = folder / "diabetic_data.csv"
+    rows = _rows(path, "diabetes130")
+    check_digest(path, DIGESTS["diabetes130"], path.read_bytes())
     names = list(rows[0])
     drugs = names[names.index("metformin") : names.index("change")]
     decade = np.array([int(row["age"][1:].partition("-")[0]) for row in rows])

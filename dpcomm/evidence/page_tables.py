@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.files import is_number
 from . import figures, paper_tables, records, verdicts
 from .figures import Shown, Table, as_html
 from ..privacy.guarantee import RELATIONS
@@ -32,7 +31,9 @@ def scores(found, name: str = None) -> dict:  # key -> Summary over its seeds
     for r in records.current(found).values():
         settings.setdefault(r.key, []).append(r)
     for key, group in settings.items():
-        values = [r.final[name] for r in group if is_number(r.final.get(name))]
+        values = [
+            r.final[name] for r in group if isinstance(r.final.get(name), (int, float))
+        ]
         if values:
             read[key] = verdicts.cell_summary(values)
         elif name is None and (first := verdicts.score_of(group)[1]):
@@ -45,7 +46,7 @@ def gap(found, above: str, below: str, score: str = "accuracy"):
     at = {
         (r.key, r.seed): r.final[score]
         for r in records.current(found).values()
-        if is_number(r.final.get(score))
+        if isinstance(r.final.get(score), (int, float))
     }
     seeds = sorted(s for key, s in at if key == above and (below, s) in at)
     apart = [at[above, s] - at[below, s] for s in seeds]

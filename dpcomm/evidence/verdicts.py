@@ -8,14 +8,14 @@ __all__ = ['SEEDS', 'PERCENT', 'SCORES', 'HEADER', 'SHORT', 'Summary', 'cell_sum
 
 # %% ../../nbs/evidence/verdicts.ipynb #aabf01dc
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from ..core.checks import shown
-from ..core.files import is_number
 from . import paper_tables, records
 from .figures import Table
 from .records import Record
@@ -365,7 +365,7 @@ def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
     return Ours(values, unit, a.record, sides=(a, b), **given)
 
 # %% ../../nbs/evidence/verdicts.ipynb #033dccaa
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """Records and spreads of one paper.
 
@@ -377,8 +377,8 @@ class Evidence:
     ours: dict
     smaller: tuple
     spreads: tuple
-    _made: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
+    @cache
     def summary(self, cell: paper_tables.Cell) -> Summary:
         """Our number for one of the paper's.
 
@@ -386,11 +386,6 @@ class Evidence:
         Returns: Summary with a borrowed spread where there is one seed; None if it was
         not run.
         """
-        if cell not in self._made:
-            self._made[cell] = self._summary(cell)
-        return self._made[cell]
-
-    def _summary(self, cell):
         mine = our_number(cell, self.ours)
         if mine is None:
             return None
@@ -565,7 +560,7 @@ def changes(paper: str, before: Evidence, after: Evidence) -> list:
 def score_of(found) -> tuple:  # ('', None) where there is none
     "The first score that records of one setting have."
     for name in SCORES:
-        values = [v for r in found if is_number(v := r.final.get(name))]
+        values = [v for r in found if isinstance(v := r.final.get(name), (int, float))]
         if values:
             return name, cell_summary(values)
     return "", None
@@ -578,7 +573,9 @@ def _run_row(runs):
     eps = f"{first.guarantee['eps']:.3g}" if first.guarantee else ""
     traffic = []
     for name in ("uplink_bits", "downlink_bits"):
-        gib = [v / 2**33 for r in runs if is_number(v := r.final.get(name))]
+        gib = [
+            v / 2**33 for r in runs if isinstance(v := r.final.get(name), (int, float))
+        ]
         traffic.append(f"{np.mean(gib):.3g}" if gib else "")
     costs = [r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") for r in runs]
     minutes = f"{np.mean([c for c in costs if c] or [0]) / 60:.3g}"

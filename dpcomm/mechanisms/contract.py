@@ -27,7 +27,6 @@ from dpcomm.core.checks import (
     check_choice,
     check_kind,
     check_number,
-    check_positive,
     check_size,
     shown,
 )
@@ -394,7 +393,7 @@ class Mechanism:
         expected number of clients, > 0. rng: the server's stream, private_stream() where
         it must hide. Returns (..., d) float64.
         """
-        return total / check_positive("cohort", cohort)
+        return total / check_number("cohort", cohort, "(0, inf)")
 
     def aggregate(self, estimates: Tensor, cohort: float, rng) -> Tensor:
         """Average of a round from its estimates; see `average`.

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from ..core.checks import check_choice, check_positive, check_reals
+from ..core.checks import check_choice, check_number, check_reals
 from ..core.files import atomic_write
 from .contract import IntRange, check_range
 
@@ -55,7 +55,7 @@ class Table:
 
     def __post_init__(self):
         a, p = check_reals("alphabet", self.alphabet), check_reals("rows", self.rows)
-        check_positive("eps", self.eps)
+        check_number("eps", self.eps, "(0, inf)")
         check_choice("constraint", self.constraint, CONSTRAINTS)
         if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2 or (p <= 0).any():
             raise ValueError(

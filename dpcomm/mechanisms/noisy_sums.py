@@ -25,7 +25,6 @@ from dpcomm.core.checks import (
     check_between,
     check_choice,
     check_number,
-    check_positive,
     check_size,
     check_stream,
     shown,
@@ -95,7 +94,7 @@ def sampling_rate(
     for name, size in dict(cohort=cohort, n_clients=n_clients).items():
         if sampling == "none" and size is None:
             continue
-        if check_positive(name, size) < least:
+        if check_number(name, size, "(0, inf)") < least:
             raise ValueError(
                 f"{name} is {size}; the mechanism divides its noise among {least}"
                 f" clients in every sum: build it for fewer clients, or raise {name}"

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.checks import check_between, check_positive, shown
+from ..core.checks import check_between, check_number, shown
 from ..core.random import row_streams
 from .ring import check_streams
 
@@ -269,7 +269,7 @@ def exact_variance(sigma2) -> Fraction:
 # %% ../../nbs/secagg/discrete.ipynb #c0b1f1a2
 def tau(variance: float, n: int) -> float:
     "Divergence of a sum of n discrete Gaussians from one. [Kairouz et al. 2021, Prop. 14]"
-    check_positive("variance", variance)
+    check_number("variance", variance, "(0, inf)")
     check_between("n", n, 1)
     full = min(n - 1, 2**16)
     k = np.arange(1, full + 1)

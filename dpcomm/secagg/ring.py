@@ -18,7 +18,6 @@ from dpcomm.core.checks import (
     check_between,
     check_kind,
     check_number,
-    check_positive,
     check_reals,
     check_stream,
     shown,
@@ -114,7 +113,7 @@ class FixedPoint:
     def __post_init__(self):
         check_kind("ring", self.ring, Ring, "Ring(bits) of some number of bits")
         for name in ("scale", "bound"):
-            value = float(check_positive(name, getattr(self, name)))
+            value = float(check_number(name, getattr(self, name), "(0, inf)"))
             object.__setattr__(self, name, value)
         check_between("n_clients", self.n_clients, 1)
         if not self.bound / self.scale < 2**self.ring.bits:

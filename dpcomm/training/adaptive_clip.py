@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..core.checks import check_number, check_positive, shown
+from ..core.checks import check_number, shown
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.noisy_sums import Central, OnRing
 
@@ -41,9 +41,9 @@ class AdaptiveClip:
 
     def __post_init__(self):
         check_number("quantile", self.quantile, "[0, 1]")
-        check_positive("rate", self.rate)
+        check_number("rate", self.rate, "(0, inf)")
         if self.count_std is not None:
-            check_positive("count_std", self.count_std)
+            check_number("count_std", self.count_std, "(0, inf)")
 
     def noise(self, sigma: float, cohort: float) -> float:
         "Standard deviation of the count's noise, in clients."
@@ -66,7 +66,11 @@ class AdaptiveClip:
                 " ddgauss or skellam, or leave adaptive out"
             )
         z, std = mechanism.sigma, self.noise(mechanism.sigma, cohort)
-        clip = mechanism.clip_norm if clip is None else check_positive("clip", clip)
+        clip = (
+            mechanism.clip_norm
+            if clip is None
+            else check_number("clip", clip, "(0, inf)")
+        )
         if in_one_sum(mechanism):
             return replace(mechanism, clip_norm=clip)
         left = z / math.sqrt(1 - (z / (2 * std)) ** 2) * MARGIN

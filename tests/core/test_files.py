@@ -23,40 +23,31 @@ CONTENT = bytes(range(256)) * 3
 
 @tabled("content", [b"", b"x", CONTENT, files.SEAL, files.add_checksum(b"twice")])
 def test_what_is_sealed_comes_back(content, tmp_path):
-    assert files.verify_checksum(files.add_checksum(content), "a") == content
     path = files.atomic_write(tmp_path / "deep" / "a.bin", files.add_checksum(content))
     assert files.read_sealed(path) == content
     assert os.listdir(path.parent) == ["a.bin"]
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_lock_is_held_let_go_and_leaves_no_file(tmp_path):
+@tabled("code", [None, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_lock_is_held_let_go_and_leaves_no_file(code, tmp_path, monkeypatch):
+    "On a file system without locks too, which gets another one."
+
+    def flock(*_):
+        raise OSError(code, "no locks here")
+
+    if code:
+        monkeypatch.setattr("fcntl.flock", flock)
     path = tmp_path / "deep" / ".a.lock"
     with files.locked(path):
         with pytest.raises(BlockingIOError, match=".a.lock is held by another process"):
             with files.locked(path, wait=False):
                 raise AssertionError("two hold one lock")
-        assert path.exists()
-    assert os.listdir(path.parent) == []
     with pytest.raises(KeyError), files.locked(path, wait=False):
         raise KeyError("inside")
     with files.locked(path, wait=False):
         pass
     assert os.listdir(path.parent) == []
-
-
-@tabled("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_gets_another_one(code, tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(code, "no locks here")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    path = tmp_path / ".a.lock"
-    with files.locked(path):
-        with pytest.raises(BlockingIOError, match=".a.lock is held by another process"):
-            with files.locked(path, wait=False):
-                raise AssertionError("two hold one lock")
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_bomb_is_unpacked_no_further_than_it_may_hold(tmp_path):
@@ -107,7 +98,7 @@ def test_the_command_starts_on_a_system_without_fcntl_and_resource():
     assert done.returncode == 0, done.stderr
 
 
-def test_every_damage_is_refused_with_one_sentence():
+def test_every_damage_is_refused_with_one_sentence(tmp_path):
     whole, rng = files.add_checksum(CONTENT), random.Random(0)
     damaged = [whole[:n] for n in range(len(whole))]
     damaged += [whole + b"\0", b"PK" + whole, files.add_checksum(b"x")[:-1]]
@@ -116,9 +107,11 @@ def test_every_damage_is_refused_with_one_sentence():
         i, bit = divmod(at, 8)
         damaged.append(whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :])
     says = r"^run.pt is damaged \([^()]+\): delete it, or run without resume$"
+    path = tmp_path / "run.pt"
     for data in damaged:
+        path.write_bytes(data)
         with pytest.raises(ValueError, match=says):
-            files.verify_checksum(data, "run.pt")
+            files.read_sealed(path)
 
 
 def _write(folder, i):
@@ -158,12 +151,9 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkey
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.pt"]
 
 
-def test_out_that_is_a_file_or_below_one_is_a_sentence(tmp_path):
+def test_out_that_is_a_file_is_a_sentence(tmp_path):
     blocked = tmp_path / "runs"
     blocked.write_text("not a folder")
     for out in (blocked, blocked / "deeper"):
         with pytest.raises(OSError, match="cannot be written .*choose another folder"):
             runs.ready(runs.output_folder(out))
-    done = python("-m", "dpcomm.cli", "run", "dprec-mean", "--out", blocked)
-    assert done.returncode == 2 and "cannot be written" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1

@@ -80,7 +80,9 @@ def test_it_holds_the_package_its_assets_and_the_experiments(wheel):
     assert held == {path.relative_to("nbs").as_posix() for path in EXPERIMENTS}
     kept = [p for p in (ROOT / "dpcomm").rglob("*") if p.name != "_modidx.py"]
     due = {
-        str(p.relative_to(ROOT)) for p in kept if p.suffix in (".py", ".toml", ".jsonl")
+        str(p.relative_to(ROOT))
+        for p in kept
+        if p.suffix in (".py", ".toml", ".jsonl", ".md")
     }
     assert due | {"dpcomm/py.typed"} <= set(names)
     strange = [n for n in names if not n.startswith(("dpcomm/", "dpcomm-"))]
