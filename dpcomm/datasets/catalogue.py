@@ -7,25 +7,13 @@ __all__ = ['data_root', 'overview']
 
 # %% ../../nbs/datasets/catalogue.ipynb #782e88a0
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
 from ..core.checks import check_kind
 
-# %% ../../nbs/datasets/catalogue.ipynb #4cc2f918
-@dataclass(frozen=True)
-class DataSet:
-    "A data set that an experiment reads."
-
-    name: str  # as `dpcomm data` and grids name it
-    what: str  # in a few words
-    files: str  # below the data root; the first must exist for the set to be there
-    megabytes: int  # unpacked, about
-    source: str  # who gives it out
-    fetched: bool = False  # whether `dpcomm data` can download it
-
 # %% ../../nbs/datasets/catalogue.ipynb #7587c749
+# name as in grids, what it is, folder below the data root, megabytes, who gives it out
 _LINES = """
 digits | 1,797 digits of 8 x 8 pixels | | 1 | bundled with scikit-learn
 mnist | 70,000 digits | MNIST/raw | 64 | fetched
@@ -39,13 +27,9 @@ stackoverflow | 136 million posts by user | stackoverflow | 100000 | TensorFlow 
 diabetes130 | 101,766 hospital stays | diabetes130 | 19 | UCI, Diabetes 130-US hospitals
 physionet2012 | 12,000 stays in intensive care | physionet2012 | 101 | PhysioNet Challenge 2012
 """
-
-
-_ROWS = (map(str.strip, line.split("|")) for line in _LINES.strip().splitlines())
-CATALOGUE = tuple(
-    DataSet(name, what, files, int(size), source, source == "fetched")
-    for name, what, files, size, source in _ROWS
-)
+CATALOGUE = [
+    tuple(map(str.strip, line.split("|"))) for line in _LINES.strip().splitlines()
+]
 
 # %% ../../nbs/datasets/catalogue.ipynb #data0rt2
 def data_root(root=None) -> Path:
@@ -60,13 +44,6 @@ def data_root(root=None) -> Path:
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
     return Path(os.environ.get("DPCOMM_DATA", default))
 
-# %% ../../nbs/datasets/catalogue.ipynb #65b39cdd
-def is_here(name: str, root=None) -> bool:
-    "Whether a set's files are below the data root; their content is checked on loading."
-    found = {entry.name: entry for entry in CATALOGUE}[name]
-    place = data_root(root) / found.files
-    return not found.files or place.is_dir() and any(place.iterdir())
-
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee
 def overview(root=None) -> list:
     """All data sets and whether they are present.
@@ -75,8 +52,9 @@ def overview(root=None) -> list:
     Returns: rows: name, what it is, megabytes, here or missing, where to get it.
     """
     rows = []
-    for entry in CATALOGUE:
-        state = "here" if is_here(entry.name, root) else "missing"
-        way = f"dpcomm data DIR {entry.name}" if entry.fetched else entry.source
-        rows.append((entry.name, entry.what, f"{entry.megabytes:,}", state, way))
+    for name, what, files, size, source in CATALOGUE:
+        place = data_root(root) / files
+        here = not files or place.is_dir() and any(place.iterdir())
+        way = f"dpcomm data DIR {name}" if source == "fetched" else source
+        rows.append((name, what, f"{int(size):,}", "here" if here else "missing", way))
     return rows

@@ -161,13 +161,6 @@ def cache_path(folder, name: str, images: Tensor, settings: dict) -> Path:
     digest.update(np.ascontiguousarray(images.numpy()))
     return Path(folder) / f"{name}-{len(images)}-{digest.hexdigest()[:16]}.npy"
 
-# %% ../../nbs/datasets/scattering.ipynb #39507e0b
-def _header(shape):
-    head, about = io.BytesIO(), {"descr": "<f4", "fortran_order": False}
-    about["shape"] = tuple(shape)
-    np.lib.format.write_array_header_1_0(head, about)
-    return head.getvalue()
-
 # %% ../../nbs/datasets/scattering.ipynb #092e00c0
 def _blocks(images, settings, device, bar):
     mean, std = (
@@ -189,9 +182,11 @@ def _compute(path, shape, images, settings, device, hidden):
     if path.exists():
         return
     with tqdm(total=len(images), unit="image", desc=path.stem, disable=hidden) as bar:
+        head, about = io.BytesIO(), dict(descr="<f4", fortran_order=False, shape=shape)
+        np.lib.format.write_array_header_1_0(head, about)
         blocks = _blocks(images, settings, device, bar)
         arrays = (np.ascontiguousarray(block, "<f4").tobytes() for block in blocks)
-        atomic_write(path, itertools.chain([_header(shape)], arrays))
+        atomic_write(path, itertools.chain([head.getvalue()], arrays))
 
 
 def features(

@@ -43,19 +43,13 @@ def test_no_test_window_holds_a_character_of_training(n):
     assert start == k + 80, "training reads and predicts up to character k + 79"
 
 
-@pytest.fixture(scope="module")
-def texts():
-    return shakespeare.synthetic_roles(3, 950)
+TEXTS = shakespeare.synthetic_roles(3, 950)
 
 
-@pytest.fixture(scope="module")
-def whole(texts):
-    return shakespeare.federate(texts, "made", "made")
-
-
-def test_a_federation_holds_the_windows_of_the_texts(texts, whole):
+def test_a_federation_holds_the_windows_of_the_texts():
+    whole = shakespeare.federate(TEXTS, "made", "made")
     data, start, test = whole.data, 0, []
-    for text, part in zip(texts.values(), whole.parts):
+    for text, part in zip(TEXTS.values(), whole.parts):
         k, first = shakespeare.split_windows(len(text) - 80)
         assert part.tolist() == list(range(start, start + k))
         for i in (0, k // 2, k - 1):
@@ -80,16 +74,10 @@ def test_the_made_text_is_learnable_and_its_own():
 # ---- the file of roles
 
 
-def packed(content):
-    kept = {k: v for k, v in content.items() if v is not None}
-    return gzip.compress(json.dumps(kept).encode())
-
-
-def roles(folder, **changes):
-    said = {"A__X": ["one two", "three"], "B__Y": ["four"]}
-    content = {"users": list(said), "speeches": said}
+def roles(folder, texts):
+    content = {"users": list(texts), "speeches": {k: [t] for k, t in texts.items()}}
     path = folder / shakespeare.FILE
-    path.write_bytes(packed(content | changes))
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
     return path
 
 
@@ -97,16 +85,15 @@ def test_a_broken_or_absent_file_of_roles(tmp_path):
     says = "put shakespeare_roles.json.gz into .*/shakespeare .*DPCOMM_DATA"
     with pytest.raises(FileNotFoundError, match=says):
         shakespeare.shakespeare(tmp_path)
-    path = roles(tmp_path)
+    path = roles(tmp_path, TEXTS)
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ValueError, match="roles.json.gz cannot be unpacked"):
         shakespeare.read_roles(path)
 
 
-def test_a_part_of_the_roles_is_refused_unless_asked_for(tmp_path, texts):
+def test_a_part_of_the_roles_is_refused_unless_asked_for(tmp_path):
     (tmp_path / "shakespeare").mkdir()
-    said = {user: [text] for user, text in texts.items()}
-    roles(tmp_path / "shakespeare", speeches=said, users=list(texts))
+    roles(tmp_path / "shakespeare", TEXTS)
     says = "has 3 roles of 1 plays.*; the whole file has 1339 of 37 .* pass whole=False"
     with pytest.raises(ValueError, match=says):
         shakespeare.shakespeare(tmp_path)

@@ -12,14 +12,7 @@ from scipy.stats import lognorm
 from tables import tabled
 
 from dpcomm.datasets import stackoverflow as files
-from dpcomm.datasets.stackoverflow import (
-    LONGEST,
-    TAGS,
-    LazyFederation,
-    SyntheticPosts,
-    federation,
-    size_law,
-)
+from dpcomm.datasets.stackoverflow import LONGEST, TAGS, SyntheticPosts, federation
 from dpcomm.experiments import accounts
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.models import TagRegression, recall, tag_loss
@@ -32,7 +25,7 @@ SMALL = dict(n_words=200, n_tags=30, n_topics=6, mean=8.0, std=9.0, most=100)
 
 @tabled("mean, std, most", [(396.58, 1278.94, 200_000), (30.0, 40.0, 400), (8, 9, 100)])
 def test_size_law_has_the_moments_it_is_asked_for(mean, std, most):
-    mu, s, cdf = size_law(mean, std, most)
+    mu, s, cdf = files.size_law(mean, std, most)
     p, k = np.diff(cdf, prepend=0.0), np.arange(1, most + 1.0)
     assert len(cdf) == most and cdf[-1] == 1 and (p >= 0).all()
     moments = p @ k, (p @ k**2 - (p @ k) ** 2) ** 0.5
@@ -44,7 +37,7 @@ def test_size_law_has_the_moments_it_is_asked_for(mean, std, most):
 
 def test_sizes_follow_the_law():
     made = SyntheticPosts(20_000, 3, **SMALL)
-    sizes, cdf = made.sizes(), size_law(8.0, 9.0, 100)[2]
+    sizes, cdf = made.sizes(), files.size_law(8.0, 9.0, 100)[2]
     assert sizes.min() >= 1 and sizes.max() <= 100
     assert (made.sizes([7, 3]) == sizes[[7, 3]]).all()
     gap = max(abs((sizes <= k).mean() - cdf[k - 1]) for k in range(1, 101))
@@ -106,7 +99,7 @@ def test_held_out_posts_are_of_other_clients():
 
 def test_lazy_federation_visits():
     fed = federation(SyntheticPosts(60, **SMALL), 50)
-    assert isinstance(fed, LazyFederation) and len(fed.parts) == 60
+    assert isinstance(fed, files.LazyFederation) and len(fed.parts) == 60
     assert len(fed.data.x) == 0 and len(fed.data.x_test) == 50
     assert (fed.sizes == fed.source.sizes()).all()
     data, parts = fed.visit(np.array([5, 2, 5]))
@@ -124,15 +117,11 @@ def test_lazy_federation_visits():
             fed.visit(wrong)
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "rec"])
-def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(kind, tmp_path):
+def test_simulate_runs_and_neither_workers_nor_interruptions_change_it(tmp_path):
     fed = federation(SyntheticPosts(60, **SMALL), 200)
     config = Config(rounds=4, cohort=6, batch=10, lr=100.0, server="momentum")
     config = dataclasses.replace(config, server_lr=0.5, eval_every=2)
-    line = accounts.fedavg(config, 60, 1.0, 0.1)
-    if kind == "rec":
-        blocks = (1200,) * 5 + (30,)
-        line = accounts.rec(config, 60, 1.0, 0.01, blocks)
+    line = accounts.rec(config, 60, 1.0, 0.01, (1200,) * 5 + (30,))
 
     def go(**more):
         net = TagRegression(200, 30)

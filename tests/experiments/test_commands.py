@@ -257,13 +257,15 @@ def test_tables_fit_the_terminal(width, monkeypatch, capsys):
 
 
 def test_every_data_set_of_a_grid_is_in_the_catalogue_and_fetched_ones_can_be():
-    names = {entry.name for entry in catalogue.CATALOGUE}
+    names = {name for name, *_ in catalogue.CATALOGUE}
     for name in runs.experiments():
         for scale in records.SCALES:
             for run in runs.find(name).grid(scale):
                 assert set(run.data) <= names, (name, run.key)
     assert all(
-        entry.name in images.names() for entry in catalogue.CATALOGUE if entry.fetched
+        name in images.names()
+        for name, *_, source in catalogue.CATALOGUE
+        if source == "fetched"
     )
 
 
