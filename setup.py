@@ -69,6 +69,7 @@ setup(
         "dpcomm": [
             "py.typed",
             "assets/*.mplstyle",
+            "assets/*.md",
             "assets/papers/*.toml",
             "assets/results/*/*.jsonl",
             "assets/bench/*.jsonl",

@@ -176,33 +176,24 @@ def report(paper: str, base: str = "..") -> Shown:
     p, found = paper_tables.paper(paper), verdicts.evidence(paper)
     full = list(records.current(records.load(paper, scale="full")).values())
     costs = (r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") or 0 for r in full)
-    experiments = ", ".join(sorted({r.experiment for r in full}))
-
-    def items(lines):
-        return "\n\n" + "\n".join(f"- {line}" for line in lines)
-
-    return Shown(
-        f"**Reproduction of** {', '.join(p.about['authors'])}:"
-        f" [{p.about['title']}]({p.about['url']}), {p.about['year']}"
-        f" ({p.about['venue']}).\n\n*Cite as:* The dpcomm authors,"
-        f" Reproduction report on {p.short}, dpcomm 0.1.0, 2026."
-        f"\n\n**Scope**{items(p.report.scope)}\n\n"
-        "**Method.** Every number was typed twice from the text and compared. A tolerance"
-        " was set before the full-scale runs; a difference counts where it is larger than"
-        " the tolerance and larger than chance at 95 %. Settings are the paper's where it"
-        f" states them; {sum(h.source in ('ours', 'inferred') for h in p.hypers)} of"
-        f" {len(p.hypers)} settings are inferred or ours. A trained number counts with"
-        f" {SEEDS} seeds or more.\n\n"
-        f"**Compute.** {len(full):,} records of scale full,"
-        f" {sum(bool(r.history) for r in full):,} of them of trained models:"
-        f" {sum(costs) / 3600:,.1f} hours of CPU time. Experiments: {experiments}.\n\n"
-        f"**Results**\n\n{counts(paper, found).capitalize()}.\n\n"
-        f"{as_markdown(table(paper, found, base))}\n\n"
-        f"{verdicts.expected_false(verdicts.intervals(paper, found))}"
-        f"\n\n**What was easy**{items(p.report.easy)}"
-        f"\n\n**What was hard**{items(p.report.hard)}"
-        f"\n\n**Questions to the authors**{items(p.report.questions)}\n"
+    said = {k: getattr(p.report, k) for k in p.report.__struct_fields__}
+    text = paper_tables.assets("report.md").read_text("utf-8")
+    filled = text.format(
+        p=p,
+        authors=", ".join(p.about["authors"]),
+        ours=sum(h.source in ("ours", "inferred") for h in p.hypers),
+        settings=len(p.hypers),
+        seeds=SEEDS,
+        records=len(full),
+        trained=sum(bool(r.history) for r in full),
+        hours=sum(costs) / 3600,
+        experiments=", ".join(sorted({r.experiment for r in full})),
+        counts=counts(paper, found).capitalize(),
+        table=as_markdown(table(paper, found, base)),
+        expected=verdicts.expected_false(verdicts.intervals(paper, found)),
+        **{k: "\n".join(f"- {line}" for line in lines) for k, lines in said.items()},
     )
+    return Shown(filled)
 
 # %% ../../nbs/evidence/claims.ipynb #e6b5bd96
 CLASSES = ("computed", "measured", "trained", "not run")
@@ -281,42 +272,34 @@ GROUPED = ("match", "order holds", "not comparable", "not run")
 HEADER = ("number", "paper", "ours", "difference", "verdict", "run")
 
 
+def _cause(row, notes):
+    "What a row may share with others, its verdict and why; '' where it stands alone."
+    word, *numbers = row[4].split(" [")
+    if word[2:] not in GROUPED:
+        return ""
+    why = [notes[int(number[:-1]) - 1] for number in numbers]
+    if word[2:] == "not run":
+        reason, at_all, known = row[2].partition(SMALLER)
+        smaller = f"run at a smaller scale, which earns no verdict{known}"
+        why.append(smaller if at_all else reason)
+    return f"{word}: {'; '.join(why)}" if why else word
+
+
 def groups(
     paper: str, table: str, found: verdicts.Evidence = None, base: str = ".."
 ) -> tuple:  # Table of rows to read; what others share -> Table of them
     "The rows of a table, those with one cause together."
-    whole = verdicts.verdict_table(paper, table, base=base, found=found)
-    by_cause, alone = {}, []
-    for row in whole.rows:
-        word = row[4].split(" ", 1)[1].split(" [")[0]  # without its sign and its notes
-        reason = row[2] if word == "not run" else ""
-        if SMALLER in reason:
-            why = reason.split(SMALLER)[1]
-            reason = f"run at a smaller scale, which earns no verdict{why}"
-        if word in GROUPED:
-            by_cause.setdefault((row[4], reason), []).append(row)
-        else:
-            alone.append(row)
-    few = [g for g, some in by_cause.items() if len(some) < 3 and "not run" not in g[0]]
-    for group in few:
-        alone += by_cause.pop(group)
-    alone.sort(key=whole.rows.index)
+    whole, named = verdicts.verdict_table(paper, table, base=base, found=found), {}
+    alone, causes = list(whole.rows), [_cause(row, whole.notes) for row in whole.rows]
+    for cause, n in Counter(filter(None, causes)).items():
+        left_out = cause[2:].startswith("not run")
+        if n > 2 or left_out:
+            some = [row for row, each in zip(whole.rows, causes) if each == cause]
+            alone = [row for row in alone if row not in some]
+            what = f"{n} cell{'s' * (n > 1)}: {cause}"
+            named[what] = _worded(some, 2 if left_out else 4)
     notes = whole.notes if any("[" in row[4] for row in alone) else ()
-    named = {
-        _cause(*group, len(some), whole.notes): _worded(
-            some, 2 if "not run" in group[0] else 4
-        )
-        for group, some in by_cause.items()
-    }
     return _worded(alone, 6, notes), named
-
-
-def _cause(verdict, reason, n, notes):
-    "What rows share, in one line: how many they are, their verdict, and why."
-    word, *numbers = verdict.split(" [")
-    why = [notes[int(n.split("]")[0]) - 1] for n in numbers] + [reason] * bool(reason)
-    cells = "1 cell" if n == 1 else f"{n} cells"
-    return f"{cells}: {word}" + (f": {'; '.join(why)}" if why else "")
 
 
 def _worded(some, columns, notes=()):

@@ -279,23 +279,17 @@ def style(size: tuple = SIZE):
         now.update(before)
 
 # %% ../../nbs/evidence/figures.ipynb #6dd0ec0f
-def on_palette(png: bytes, colours: int = 64) -> bytes:
-    "A picture with few colours, mostly a smaller file. [PNG, 11.2.2]"
+def sharp(figure) -> tuple:  # PNG as bytes; width and height to show it at, pixels
+    "A picture with twice the dots of its figure, of 64 colours: a small file."
     with needs("run"):
         from PIL import Image
-    image, small = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
-    image = image.quantize(colours, method=Image.Quantize.MAXCOVERAGE)
-    image.save(small, "png", optimize=True)
-    return small.getvalue()
-
-
-def sharp(figure) -> tuple:  # PNG as bytes; width and height to show it at, pixels
-    "A picture with twice the dots of its figure, on a palette."
-    whole = io.BytesIO()
+    whole, small = io.BytesIO(), io.BytesIO()
     figure.savefig(whole, format="png", dpi=2 * figure.dpi, bbox_inches="tight")
-    png = on_palette(whole.getvalue())
-    sides = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    return png, dict(zip(("width", "height"), (round(side / 2) for side in sides)))
+    image = Image.open(whole).convert("RGB")
+    image = image.quantize(64, method=Image.Quantize.MAXCOVERAGE)
+    image.save(small, "png", optimize=True)
+    sides = zip(("width", "height"), image.size)
+    return small.getvalue(), {name: round(side / 2) for name, side in sides}
 
 
 def _store_sharp():
@@ -379,13 +373,6 @@ def literal(text: str) -> str:  # for matplotlib
     return re.sub(r"\\?\$", r"\\$", text)
 
 # %% ../../nbs/evidence/figures.ipynb #a4fb3bed
-def _halo():
-    "White around a black line, which is seen on a dark page too."
-    with needs("run"):
-        from matplotlib.patheffects import withStroke
-    return [withStroke(linewidth=3.4, foreground="white")]
-
-
 def line_style(s: dict) -> dict:  # as Axes.plot takes it
     "Paper hollow and dashed, ours filled and solid."
     points = dict(marker=s["marker"], markevery=max(1, len(s["x"]) // 8))
@@ -394,9 +381,11 @@ def line_style(s: dict) -> dict:  # as Axes.plot takes it
         "paper": dict(ls="--", mfc="none", mew=1.5, **points),
         "formula": dict(ls=":", marker=""),
     }[s["source"]]
-    halo = _halo() if s["colour"] == MECH["none"].colour else None
-    label = literal(s["label"])
-    return dict(color=s["colour"], label=label, path_effects=halo, **kind)
+    if s["colour"] == MECH["none"].colour:  # black has a halo, for a dark page
+        with needs("run"):
+            from matplotlib.patheffects import withStroke
+        kind["path_effects"] = [withStroke(linewidth=3.4, foreground="white")]
+    return dict(color=s["colour"], label=literal(s["label"]), **kind)
 
 
 def error_bars(ax, x, s: dict, colour: str = None) -> None:
@@ -507,16 +496,13 @@ def learning_curve(
     return series(mech, at, np.array(rows), label, colour=colour)
 
 # %% ../../nbs/evidence/figures.ipynb #e060bc38
-def bars(
-    lines: list, xlabel: str, ylabel: str, title: str = "", log: str = "", ax=None
-) -> tuple:
+def bars(lines: list, xlabel: str, ylabel: str, title: str = "", ax=None) -> tuple:
     """Grouped bars, the paper's hollow, ours filled.
 
     lines: what `series` returned; x are group names.
     xlabel: what the groups are.
     ylabel: quantity and unit.
     title: the finding.
-    log: '' or 'y'.
     ax: axes to draw on, default a new figure.
     Returns: figure, rows.
     """
@@ -534,7 +520,7 @@ def bars(
             error_bars(ax, at, s, INK)
         ax.set_xticks(range(len(groups)), groups)
         ax.grid(axis="x", visible=False)
-        label_axes(ax, xlabel, ylabel, title, log)
+        label_axes(ax, xlabel, ylabel, title)
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return ax.figure, rows_of(lines)
 

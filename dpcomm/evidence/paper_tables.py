@@ -431,7 +431,6 @@ RULES = (
     (r"b(\d+)", r"\1 bits"),
     (r"client_size", r"examples per client"),
     (r"bas_(\d)", r"BAS-\1"),
-    (r"([a-z\d.]+?)_(minus|over|vs|to)_([a-z\d._]+)", r"\1 \2 \3"),
 )
 JOINERS = {"minus": "minus", "over": "above", "vs": "against", "to": "to"}
 
@@ -441,14 +440,10 @@ def _word(part):
         return WORDS[part]
     if part.startswith("fl_"):
         return part.upper().replace("_", "-")
-    for pattern, shape in RULES:
-        match = re.fullmatch(pattern, part)
-        if match and len(match.groups()) == 3:
-            left, joiner, right = match.groups()
-            return f"{_word(left)} {JOINERS[joiner]} {_word(right)}"
-        if match:
-            return match.expand(shape)
-    return part.replace("_", " ")
+    if pair := re.fullmatch(f"(.+?)_({'|'.join(JOINERS)})_(.+)", part):
+        return f"{_word(pair[1])} {JOINERS[pair[2]]} {_word(pair[3])}"
+    shapes = (m.expand(to) for rule, to in RULES if (m := re.fullmatch(rule, part)))
+    return next(shapes, part.replace("_", " "))
 
 
 def in_words(key: str) -> str:

@@ -21,10 +21,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, defstruct
 
-from ..core.checks import refuse, shown
+from ..core.checks import check_number, refuse, shown
 from ..core.files import atomic_write, locked
 from . import paper_tables
 from .paper_tables import Count, Number
+from ..privacy.guarantee import recorded
 
 # %% ../../nbs/evidence/records.ipynb #48535cee
 SCALES = ("smoke", "quick", "full")
@@ -34,33 +35,12 @@ BEYOND = "beyond the planned seeds"  # note of a run made after a first look
 
 Name = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
 Day = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d")]
-Above0 = Annotated[int, Meta(gt=0)] | Annotated[float, Meta(gt=0, le=1e300)]
 Score = Number | None
 Points = Score | list[Score]
 Leaf = None | bool | Number | str
 Plain = Leaf | list[Leaf] | dict[str, Leaf]
 Plain = Leaf | list[Plain] | dict[str, Plain]  # plain JSON, four levels deep
 Plain = Leaf | list[Plain] | dict[str, Plain]
-
-
-class Promise(Struct, forbid_unknown_fields=True):
-    "A guarantee, as `Guarantee.as_dict` writes it."
-
-    eps: Above0
-    delta: Annotated[float, Meta(ge=0, lt=1)]
-    unit: Literal["client", "example", "message"]
-    relation: Literal[
-        "add-remove", "replace", "zero-out", "null-slot", "poisson-null", "local"
-    ]
-    sampling: Literal["none", "poisson", "fixed", "replacement"]
-    accountant: str
-    scope: Literal["per-round", "total"]
-    trust: Literal["local", "shuffler", "secagg", "central"]
-    note: str = ""
-    premises: dict[str, str] = {}
-    premise: str = ""  # as the first records have it
-    rounds: Annotated[int, Meta(ge=1)] | None = None
-    q: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 class Made(Struct):
@@ -157,6 +137,7 @@ SCORES |= dict.fromkeys(
 KINDS = {n: Annotated[float, Meta(ge=a, le=b)] | None for n, (a, b) in SCORES.items()}
 Ends = defstruct("Ends", [(name, kind, None) for name, kind in KINDS.items()])
 Curves = defstruct("Curves", [(name, list[kind], []) for name, kind in KINDS.items()])
+Sides = defstruct("Sides", [("origin", Made), ("data", Data), ("history", Curves)])
 
 
 def fault(record: Record) -> str:  # '' if nothing
@@ -185,11 +166,11 @@ def thin(history: list, points: int = POINTS) -> dict:  # name -> list
     at = [round(i * last / max(n - 1, 1)) for i in range(n)] if n > 1 else [last][:n]
     chosen = [history[i] for i in at]
     names = dict.fromkeys(name for line in chosen for name in line)
-    return {name: [_short(line.get(name)) for line in chosen] for name in names}
-
-
-def _short(value):
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    columns = {name: [line.get(name) for line in chosen] for name in names}
+    return {
+        k: [float(f"{v:.6g}") if isinstance(v, float) else v for v in column]
+        for k, column in columns.items()
+    }
 
 # %% ../../nbs/evidence/records.ipynb #55917e93
 def _checked(line):
@@ -201,12 +182,9 @@ def _checked(line):
     if extra := raw.keys() - {f.name for f in fields(Record)}:
         raise ValueError(f"{sorted(extra)[0]} is not a field")
     msgspec.convert(raw, Record)
-    promises = {"guarantee": raw["guarantee"]} if raw["guarantee"] else {}
-    for promise in (promises | raw["as_run"]).values():
-        msgspec.convert(promise, Promise)
-    msgspec.convert(raw["origin"], Made)
-    msgspec.convert(raw["data"], Data)
-    msgspec.convert(raw["history"], Curves)
+    msgspec.convert(raw, Sides)
+    for promise in filter(None, (raw["guarantee"], *raw["as_run"].values())):
+        check_number("eps", recorded(promise).eps, "(0, 1e300]")
     for end in (raw["final"], *raw["final"].values()):
         if isinstance(end, dict):
             msgspec.convert(end, Ends)
@@ -216,15 +194,12 @@ def _checked(line):
     return record
 
 
-def _hash(line):
-    return hashlib.sha256(line).hexdigest()
-
-
 def to_line(record: Record) -> str:  # JSON with its own hash, without a line's end
     "A record as a line of a file. [RFC 8259; JSON Lines]"
     try:
         line = json.dumps(asdict(record), separators=(",", ":"), allow_nan=False)
-        line = f'{line[:-1]},"sha256":"{_hash(line.encode())}"}}'
+        digest = hashlib.sha256(line.encode()).hexdigest()
+        line = f'{line[:-1]},"sha256":"{digest}"}}'
         _checked(line.encode())
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
@@ -243,9 +218,9 @@ def from_line(line: str | bytes, where: str, hashed: bool = False) -> Record:
             raise ValueError(
                 "it has no hash of itself: take it out and `dpcomm merge` it"
             )
-        if mark and digest != f'{_hash(bare + b"}")}"}}'.encode():
+        if mark and digest != f'{hashlib.sha256(bare + b"}").hexdigest()}"}}'.encode():
             raise ValueError("it is not what was written, its hash differs")
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: {error!s:.400}; correct the line") from None
     return record
 

@@ -1,20 +1,19 @@
 "A claim's status follows from its numbers by a rule; every number is counted once."
 
+import functools
 import itertools
 import json
 import re
 from collections import Counter
 
-import pytest
 from checkout import ROOT
 from made_up import replace
 from tables import tabled
 
 from dpcomm.evidence import claims, paper_tables, records, verdicts
-from dpcomm.evidence.verdicts import Summary
 
 PAPERS = paper_tables.papers()
-ACC = paper_tables.cell("dprec", "mnist.eps3.rec.acc")
+evidence = functools.cache(verdicts.evidence)
 SIZE = paper_tables.cell("dprec", "mnist.fedavg.comm")
 
 
@@ -36,23 +35,6 @@ def test_the_status_is_the_rule_of_the_page_for_every_mix():
     assert claims.status_of([]) == "open"
 
 
-@tabled(
-    "mean, n, lent, says",
-    [
-        (69.5, 3, "", "holds"),
-        (69.5, 2, "", ""),
-        (69.5, 1, "others", ""),
-        (99.0, 3, "", "fails"),
-        (99.0, 2, "", ""),
-        (50.0, 3, "", "fails"),
-    ],
-)
-def test_a_trained_number_counts_with_three_seeds_of_its_own(mean, n, lent, says):
-    s = Summary(mean, 0.0, n, "percent", 2, lent)
-    assert claims.says(ACC, s) == says
-    assert claims.says(ACC, None) == ""
-
-
 @tabled("value, says", [(43.0, "holds"), (43.7, "holds"), (50.0, "fails")])
 def test_one_computed_number_counts(value, says):
     assert claims.says(SIZE, verdicts.cell_summary([value])) == says
@@ -62,7 +44,7 @@ def test_one_computed_number_counts(value, says):
 
 @tabled("paper", PAPERS)
 def test_committed_claims_have_a_place_a_status_and_seeds(paper):
-    told, evidence = claims.rows(paper), verdicts.evidence(paper)
+    told = claims.rows(paper, evidence(paper))
     assert 6 <= len(told) <= 11
     assert len({r.claim.text for r in told}) == len(told)
     for r in told:
@@ -71,11 +53,13 @@ def test_committed_claims_have_a_place_a_status_and_seeds(paper):
         if r.status in ("reproduced", "refuted") and not r.claim.kind:
             votes = [
                 s.n
-                for c, s in claims._numbers(r.claim, paper, evidence)
+                for c, s in claims._numbers(r.claim, paper, evidence(paper))
                 if claims.says(c, s) and c.kind != "exact"
             ]
             assert all(n >= claims.SEEDS for n in votes), r.claim.text
-    assert sum(map(int, re.findall(r"\d+", claims.counts(paper)))) == len(told)
+    assert sum(
+        map(int, re.findall(r"\d+", claims.counts(paper, evidence(paper))))
+    ) == len(told)
 
 
 @tabled("paper", PAPERS)
@@ -92,17 +76,15 @@ def test_a_claim_about_a_proof_is_what_the_errata_say(paper):
 
 
 def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
-    found = verdicts.evidence("dprec")
-    s = found.ours["ours.full.tight.mnist.eps3.rec.acc"].summary
+    found = evidence("dprec")
     key = "ours.full.tight.mnist.eps3.rec.acc"
-    text = claims.fill(
-        f"{{{key}}} {{se {key}}} {{n {key}}} {{g {key}}}", "dprec", found
-    )
-    assert text == f"{s.mean:.1f} {s.se:.1f} {s.n} {s.mean:.3g}"
+    s, gaps = found.ours[key].summary, f"{{{key}}} {{se {key}}} {{n {key}}} {{g {key}}}"
+    text = f"{s.mean:.1f} {s.se:.1f} {s.n} {s.mean:.3g}"
+    assert claims.fill(gaps, "dprec", found) == text
     assert claims.fill("{paper mnist.eps3.rec.acc}", "dprec", found) == "69.5"
     assert claims.fill("{femnist.eps1.rec.acc}", "dprec", found) == ""
     held, left = claims.fill(
-        "{holds *_minus_*} {open *_minus_*}", "imvu", verdicts.evidence("imvu")
+        "{holds *_minus_*} {open *_minus_*}", "imvu", evidence("imvu")
     ).split()
     assert int(held) + int(left) <= len(paper_tables.cells("imvu"))
 
@@ -110,14 +92,9 @@ def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
 # ---- counts
 
 
-@pytest.fixture(scope="module")
-def evidence():
-    return {paper: verdicts.evidence(paper) for paper in PAPERS}
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_number_is_counted_once_and_in_its_class(paper, evidence):
-    p, judged = paper_tables.paper(paper), evidence[paper]
+@tabled("paper", PAPERS)
+def test_every_number_is_counted_once_and_in_its_class(paper):
+    p, judged = paper_tables.paper(paper), evidence(paper)
     counted = claims.tally(paper, found=judged)
     assert list(counted) == [c for c in claims.CLASSES if c in counted]
     words = Counter()
@@ -133,10 +110,10 @@ def test_every_number_is_counted_once_and_in_its_class(paper, evidence):
         assert sum(sum(each.values()) for each in apart.values()) == len(cells)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_no_row_is_lost_and_no_disagreement_grouped(paper, evidence):
+@tabled("paper", PAPERS)
+def test_no_row_is_lost_and_no_disagreement_grouped(paper):
     for table in paper_tables.tables(paper):
-        alone, named = claims.groups(paper, table, evidence[paper])
+        alone, named = claims.groups(paper, table, evidence(paper))
         rows = [row[0] for row in alone.rows]
         rows += [row[0] for group in named.values() for row in group.rows]
         keys = [paper_tables.in_words(c.key) for c in paper_tables.cells(paper, table)]

@@ -10,7 +10,7 @@ import random
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -49,50 +49,38 @@ WRONG = [  # field, value
     ("seed", True),
     ("seed", -1),
     ("config", {"f": [[[[[1]]]]]}),
-    *((at, {"x": value}) for at in ("final", "cost") for value in ("text", True)),
-    ("final", ["text"]),
-    ("final", {"best": "text"}),
+    ("final", {"x": "text"}),
     ("final", {"best": [True]}),
     ("final", {"accuracy": 161.0}),
     ("final", {"best": {"auroc": 1.5}}),
     ("final", {"uplink_bits": -1}),
-    ("history", {"y": 1.0}),
     ("history", {"y": ["text"]}),
     ("history", {"a": list(range(61))}),
     ("history", {"a": [1, 2], "b": [1]}),
-    ("history", {"accuracy": [61.0, 161.0]}),
     ("history", {"eps": [1.0, None, -1.0]}),
     ("cells", {CELL: [70]}),
-    ("cells", {CELL: [70, "percent", 1]}),
     ("cells", {"mnist.eps3.rek.acc": [70, "percent"]}),
     ("cells", {CELL: [1.0, "a percents"]}),
-    ("cells", {"ours.x": [100.5, "percent"]}),
     ("cells", {"ours.x": [-101, "percentage points"]}),
-    ("cells", {"ours.x": [-1, "kB"]}),
     ("cells", {"ours.x": [1.5, "diabetes130 fraction"]}),
     ("cells", {"ours.x": [1.0, "bananas"]}),
     ("guarantee", {"eps": 1.0}),
     ("guarantee", promise(eps=0)),
-    ("guarantee", promise(eps=-1)),
     ("guarantee", promise(eps="3")),
     ("guarantee", promise(delta=1.5)),
     ("guarantee", promise(rounds=0)),
     ("guarantee", promise(q=2.0)),
     ("guarantee", promise(premises={"proof": 1})),
     ("guarantee", promise(fine=True)),
-    *(
-        ("guarantee", promise(**{name: "bananas"}))
-        for name in ("unit", "relation", "sampling", "scope", "trust")
-    ),
+    *(("guarantee", promise(**{k: "bananas"})) for k in ("unit", "relation", "trust")),
+    *(("guarantee", promise(**{k: "bananas"})) for k in ("sampling", "scope")),
     ("as_run", {"bananas": promise()}),
     ("as_run", {"replace": promise(trust="bananas")}),
     ("bits", {"total": -88}),
-    ("bits", {"total": "88"}),
-    ("cost", {"cpu_seconds": -1.0}),
+    ("cost", {"cpu_seconds": "1"}),
     ("data", {"name": 3}),
     ("data", {"content_hash": None}),
     *(("origin", ORIGIN | {"date": day}) for day in (None, "", "soon", 20260101)),
-    ("notes", [1]),
     ("notes", "text"),
 ]
 
@@ -159,17 +147,12 @@ def test_every_committed_line_reads_and_is_written_with_the_same_bytes(path):
     assert {r.paper for r in found} == {path.parent.name}
 
 
-def test_no_committed_file_holds_one_run_twice_from_one_code_and_machine():
-    for path in FILES:
-        found = records.read(path)
-        for a, b in itertools.combinations(found, 2):
-            assert a.identity != b.identity or not records.same_kind(a, b), a.identity
-
-
-def test_committed_records_name_no_user_and_no_folder():
+def test_committed_files_hold_a_run_once_and_name_no_user_and_no_folder():
     for path in FILES:
         text = path.read_text(encoding="utf-8")
         assert "/home/" not in text and "/root" not in text and "/tmp" not in text
+        for a, b in itertools.combinations(records.read(path), 2):
+            assert a.identity != b.identity or not records.same_kind(a, b), a.identity
 
 
 # ---- refusals
@@ -202,7 +185,7 @@ def test_what_would_not_be_read_is_not_written_whatever_its_hash(at, value):
         records.from_line(f'{bare},"sha256":"{digest}"}}', "here", hashed=True)
 
 
-@tabled("number", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 400])
+@tabled("number", ["1e999", "-1e999", "NaN", "1" + "0" * 400])
 def test_a_number_that_is_none_is_refused_wherever_it_stands(tmp_path, number):
     for name in ("final", "config", "data", "cost", "origin", "bits"):
         text = line(**{name: raw()[name] | {"x": 0.125}}).replace("0.125", number)
@@ -225,17 +208,13 @@ def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path):
 
 
 def test_a_line_that_is_too_large_is_refused_when_written_and_when_read(tmp_path):
-    large = record(config={"x": "a" * records.LARGEST})
-    with pytest.raises(
-        ValueError, match=r"record dprec/made_up/full/eps3.rec/0: .*10,"
-    ):
-        records.to_line(large)
-    with pytest.raises(ValueError, match=r"made_up.full.jsonl, line 1: .*10,000"):
-        records.read(written(tmp_path, json.dumps(asdict(large))))
     spare = records.LARGEST - len(records.to_line(record(config={"x": ""})))
     assert len(records.to_line(record(config={"x": "a" * spare}))) == records.LARGEST
-    with pytest.raises(ValueError, match="it has 10,001 bytes"):
-        records.to_line(record(config={"x": "a" * (spare + 1)}))
+    large = record(config={"x": "a" * (spare + 100)})
+    with pytest.raises(ValueError, match="record dprec/made_up/full/eps3.rec/0: .*10,"):
+        records.to_line(large)
+    with pytest.raises(ValueError, match="made_up.full.jsonl, line 1: .*10,000"):
+        records.read(written(tmp_path, json.dumps(asdict(large))))
 
 
 def test_a_last_line_without_its_end_is_read_or_refused_and_never_lost(tmp_path):
@@ -247,12 +226,8 @@ def test_a_last_line_without_its_end_is_read_or_refused_and_never_lost(tmp_path)
     for cut in (1, 20, len(whole[2]) - 1):
         path = written(tmp_path, *whole[:2], whole[2][:cut], end="")
         before = path.read_bytes()
-        for call in (
-            lambda: records.read(path),
-            lambda: records.append(tmp_path, record(9)),
-        ):
-            with pytest.raises(ValueError, match="made_up.full.jsonl, line 3: "):
-                call()
+        with pytest.raises(ValueError, match="made_up.full.jsonl, line 3: "):
+            records.append(tmp_path, record(9))
         assert path.read_bytes() == before
     assert records.read(written(tmp_path, "", end="")) == ()
 
@@ -379,18 +354,15 @@ for i in range(15):
 
 @pytest.mark.slow
 def test_four_processes_that_add_to_one_file_lose_nothing(tmp_path):
-    text = records.to_line(record()).encode()
-    processes = []
+    text, running = records.to_line(record()).encode(), []
     for i in range(4):
         words = [sys.executable, "-c", ADDS, str(tmp_path), str(100 * i)]
-        processes.append(subprocess.Popen(words, stdin=subprocess.PIPE))
-        processes[-1].stdin.write(text)
-        processes[-1].stdin.close()
-    assert [process.wait(300) for process in processes] == [0] * 4
-    found = records.load("dprec", root=tmp_path)
+        running.append(subprocess.Popen(words, stdin=subprocess.PIPE))
+        running[-1].stdin.write(text)
+        running[-1].stdin.close()
+    assert [process.wait(300) for process in running] == [0] * 4
     wanted = [100 * i + j for i in range(4) for j in range(15)] + [999]
-    assert of_seeds(found) == sorted(wanted)
-    assert not list(tmp_path.rglob("*.part"))
+    assert of_seeds(records.load("dprec", root=tmp_path)) == sorted(wanted)
 
 
 KILLED = """
@@ -420,47 +392,25 @@ def test_a_killed_process_leaves_whole_lines_and_no_lock(tmp_path):
 # ---- union
 
 
-def parts(tmp_path) -> list:
-    "Three files that share records."
+def lines_of(found) -> list:
+    return sorted(map(records.to_line, found))
+
+
+def test_a_union_holds_every_record_once_or_refuses_whatever_the_order():
     there = dict(machine="aarch64, there", date="2026-01-05T00:00:00+00:00")
     sets = [
         [record(0), record(1), record(0, key="eps6.rec")],
         [record(1), record(2), record(0, accuracy=71.0, origin=there)],
         [record(0, accuracy=71.0, origin=there), record(3), record(0)],
     ]
-    return [
-        written(tmp_path / str(i), *map(records.to_line, each))
-        for i, each in enumerate(sets)
-    ]
-
-
-def merged(files) -> tuple:
-    "The union of files, in the order in which its records first come."
-    found = (record for path in files for record in records.read(path))
-    return tuple(records.union("files", found))
-
-
-def lines_of(found) -> list:
-    return sorted(map(records.to_line, found))
-
-
-def test_a_union_holds_every_record_once_whatever_the_order(tmp_path):
-    files = parts(tmp_path)
-    wanted = sorted({text for path in files for text in path.read_text().splitlines()})
-    assert len(wanted) == 6
-    for order in itertools.permutations(files):
-        assert lines_of(merged(order)) == wanted
-    twice = merged([files[0], files[0]])
-    assert lines_of(twice) == lines_of(records.read(files[0]))
-    assert merged([]) == ()
-
-
-def test_a_union_refuses_a_contradiction_whatever_the_order(tmp_path):
-    files = parts(tmp_path)
-    files.append(written(tmp_path / "bad", line(seed=3, final={"accuracy": 1.0})))
-    for order in itertools.permutations(files):
+    wanted = sorted({records.to_line(r) for each in sets for r in each})
+    for order in itertools.permutations(sets):
+        found = records.union("files", itertools.chain(*order, *order))
+        assert lines_of(found) == wanted and len(wanted) == 6
+    sets.append([record(3, final={"accuracy": 1.0})])
+    for order in itertools.permutations(sets):
         with pytest.raises(ValueError, match="eps3.rec, seed 3 .*final.accuracy is"):
-            merged(order)
+            records.union("files", itertools.chain(*order))
 
 
 # ---- one a seed
@@ -517,29 +467,3 @@ def test_stamp_and_machine_name_no_host_no_user_and_no_path():
     words = set(text.replace('"', " ").replace(",", " ").split())
     assert getpass.getuser() not in words
     assert "/" not in text
-
-
-# ---- data and null scores
-
-RECORD = record(
-    experiment="a",
-    guarantee=PROMISE,
-    as_run={"replace": PROMISE},
-    data={"name": "mnist", "n_test": 3, "content_hash": "0123456789ab"},
-    final={"accuracy": 70.25, "uplink_bits": 8, "best": {"round": 3}},
-    notes=["a note"],
-)
-
-
-def test_a_record_says_what_it_was_made_on(tmp_path):
-    about = {"name": "mnist", "partition_hash": "c", "content_hash": "0123456789ab"}
-    for name in about:
-        wrong = replace(RECORD, data=about | {name: 7})
-        with pytest.raises(ValueError, match="^record "):
-            records.append(tmp_path, wrong)
-    assert not list(tmp_path.rglob("*.jsonl"))
-    records.append(tmp_path, replace(RECORD, data=about))
-    old = dict(seed=1, experiment="b", data={"name": "mnist"})
-    records.append(tmp_path, replace(RECORD, **old))
-    found = records.load("dprec", root=tmp_path)
-    assert [(r.experiment, r.data) for r in found] == [("a", about), ("b", old["data"])]
