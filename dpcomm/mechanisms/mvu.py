@@ -98,7 +98,10 @@ class Mvu(Mechanism):
         return (0.5 + x).clip(0, 1)
 
     def _symbols(self, u, rng):
-        # symbols of clipped coordinates, (k,) int64. [inverse transform]
+        # symbols of clipped coordinates, (k,) whole numbers. [inverse transform]
+        if len(u) > BLOCK:
+            parts = [self._symbols(part, rng) for part in u.split(BLOCK)]
+            return np.concatenate(parts, dtype=np.uint8, casting="unsafe")
         table, x = self.table, self._scaled(u)
         place = rng.random(x.shape)
         if len(table.alphabet) > 2:
@@ -114,21 +117,19 @@ class Mvu(Mechanism):
         # what each symbol decodes to, (m,) float32. [Guo et al. 2022, Sec. 3]
         clip, beta = self.clip_norm, self.beta
         levels = [(a - 0.5) * 2 * clip / beta for a in self.table.alphabet]
-        return torch.from_numpy(np.array(levels, np.float32))
+        return np.array(levels, np.float32)
 
     def encode(self, u: Tensor, key=None) -> Message:
         # clip, scale, dither, draw, pack [Chaudhuri, Guo & Rabbat 2022]
         u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
-        blocks = [u[k : k + BLOCK] for k in range(0, len(u), BLOCK)]
-        seen = np.concatenate([self._symbols(block, stream) for block in blocks])
-        packed = pack_bits(seen, self.nbits)
+        packed = pack_bits(self._symbols(u, stream), self.nbits)
         return Message(self.name, len(u), packed, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
         # look the symbols up, undo the scaling [Guo et al. 2022, Sec. 3]
-        m = len(self.table.alphabet)
-        seen = self.numbers(message, self.nbits, None, m)
-        return self._levels()[torch.from_numpy(seen)]
+        levels = self._levels()
+        seen = self.numbers(message, self.nbits, None, len(levels))
+        return torch.from_numpy(levels[seen])
 
     def guarantee(
         self,
@@ -197,22 +198,14 @@ class Mvu(Mechanism):
 
     @property
     def step(self):
-        "Size of an estimate; ValueError where there are more than two symbols."
-        return (self._two_only().alphabet[1] - 0.5) * 2 * self.clip_norm / self.beta
+        "Size of the largest estimate: of every one, where there are two symbols."
+        return (self.table.alphabet[-1] - 0.5) * 2 * self.clip_norm / self.beta
 
     def mean_sign(self, u):
-        # [Lemma two]
-        low, high = self._two_only().alphabet
-        return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
-
-    def _two_only(self):
-        # the table of a mechanism whose messages are one bit a coordinate
+        # of two symbols [Lemma two]
         if len(self.table.alphabet) == 2:
-            return self.table
-        raise ValueError(
-            f"n_outputs is {self.n_outputs}; step and mean_sign need two"
-            " symbols: use n_outputs = 2, or simulate"
-        )
+            low, high = self.table.alphabet
+            return (u * (self.beta / self.clip_norm)).clip(-1, 1) / (high - low)
 
     def _worst_ratio(self, relation):
         # largest log-ratio of one coordinate's laws, taken at bends
@@ -226,16 +219,12 @@ class Mvu(Mechanism):
         return found + 1e-12 * (1 + found)  # more than floats lose
 
     def simulate(self, u: Tensor, rng) -> Tensor:
-        u, levels = self.clip(check_rows("u", u)), self._levels()
-        out = torch.empty(u.shape, dtype=torch.float32, device="cpu")
-        parts = [(u.reshape(-1), out.view(-1), rng)]
+        u, rows = self.clip(check_rows("u", u)), [(torch.flatten(u), rng)]
         if isinstance(rng, (list, tuple)):
-            parts = zip(u, out, row_streams(rng, len(u)))
-        for source, target, stream in parts:
-            for k in range(0, len(source), BLOCK):
-                symbols = self._symbols(source[k : k + BLOCK], check_stream(stream))
-                target[k : k + BLOCK] = levels[torch.from_numpy(symbols)]
-        return out.to(u.device)
+            rows = zip(u, row_streams(rng, len(u)))
+        drawn = [self._symbols(row, check_stream(stream)) for row, stream in rows]
+        symbols = np.array(drawn, np.uint8).reshape(u.shape)
+        return torch.from_numpy(self._levels()[symbols]).to(u.device)
 
     def moments(self, u: Tensor) -> tuple:
         check_rows("u", u)
@@ -254,7 +243,7 @@ class Mvu(Mechanism):
         one, other = law(self.table, [0.5 + half, 0.5 - swap * half])
         size = np.full((2, k), self.clip_norm / math.sqrt(k), np.float32)
         worlds = torch.from_numpy(size * [[1], [-1 if swap else 0]]).float()
-        levels = self._levels().numpy()
+        levels = self._levels()
         middle = (levels[1:] + levels[:-1]) / 2
 
         def symbols(present, n, rng):
@@ -290,21 +279,17 @@ def _worst_moments(table, ends, t, low, high, orders):  # (orders, distances)
     return worst
 
 # %% ../../nbs/baselines/mvu.ipynb #68b2dc98
-def _largest_slopes(table, ends):
-    "Largest sum p'^2 / p and largest |p'| / p at the ends, with the slopes beside each."
-    cells = len(table.rows) - 1
-    sides = np.stack([np.ceil(ends * cells - 1e-9) - 1, np.floor(ends * cells + 1e-9)])
-    cell = sides.clip(0, cells - 1).astype(int)
-    slope, here = (np.diff(table.rows, axis=0) * cells)[cell], law(table, ends)
-    with np.errstate(over="ignore"):
-        return (slope**2 / here).sum(-1).max(), (np.abs(slope) / here).max()
-
-
 def _mesh(table, ends, bends, top, orders):
     """Distances (k,) up to top, eta at each, inf beyond the nearest bend, and J.
     [Lemma near]
     """
-    information, c = _largest_slopes(table, ends)
+    cells = len(table.rows) - 1
+    sides = np.stack([np.ceil(ends * cells - 1e-9) - 1, np.floor(ends * cells + 1e-9)])
+    beside = sides.clip(0, cells - 1).astype(int)
+    slope, here = (np.diff(table.rows, axis=0) * cells)[beside], law(table, ends)
+    with np.errstate(over="ignore"):
+        information = (slope**2 / here).sum(-1).max()
+        c = (np.abs(slope) / here).max()
     kinks = np.abs(np.subtract.outer(ends, bends)).ravel()
     nearest = kinks[kinks > 1e-12].min()
     first = min(1e-3 * top, nearest, max(1e-18, 1e-3 / c / (orders.max() + 2)))

@@ -8,24 +8,18 @@ __all__ = ['Table', 'solve']
 # %% ../../nbs/baselines/mvu_table.ipynb #mvut0003
 import functools
 import math
-import os
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-import msgspec
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
 from ..core.checks import check_choice, check_number, check_reals
-from ..core.files import atomic_write
 from .contract import IntRange, check_range
 
 # %% ../../nbs/baselines/mvu_table.ipynb #5bf5e1dc
 CONSTRAINTS = ("strict", "metric")  # ratios up to e^eps, or up to e^(eps |x - x'|)
 FLOOR = 1e-6  # every symbol reaches this probability at some input
-SOLVER = "mvu-1"  # part of a cached table's name
 
 
 def _distances(n_inputs, constraint):
@@ -63,13 +57,10 @@ class Table:
                 f" have a row an input, {a.size} probabilities above 0 each: drop unused"
                 " symbols"
             )
-        if not (np.diff(a) > 0).all():
-            raise ValueError(
-                f"alphabet is {self.alphabet}; it must be ascending: sort it"
-            )
         allowed = self.eps * _distances(len(p), self.constraint)
         excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
         for name, value, most in (
+            ("steps of the alphabet that do not ascend:", (np.diff(a) <= 0).sum(), 0),
             ("the sum of a row is off by", np.abs(p.sum(1) - 1).max(), 1e-12),
             (f"the rarest symbol is below {FLOOR:g} by", FLOOR - p.max(0).min(), 0),
             ("the bias of a row is", np.abs(p @ a - self.inputs).max(), 1e-10),
@@ -77,7 +68,7 @@ class Table:
         ):
             if not value <= most:
                 raise ValueError(
-                    f"rows: {name} {value:.2g}; at most {most:g} is allowed: solve again"
+                    f"table: {name} {value:.2g}; at most {most:g} is allowed: solve again"
                 )
 
     @property
@@ -273,51 +264,6 @@ def _newton(eps, a, p, x, constraint):
         p, a = p * np.exp(move[: n * m].reshape(n, m)), a + move[n * m :]
     return a, p
 
-# %% ../../nbs/baselines/mvu_table.ipynb #2d1c97e5
-def _search(eps, n_inputs, n_outputs, constraint):
-    "The best of several descents, each solved with slack in eps."
-    two, points = two_symbols(eps, n_inputs, constraint), max(61, 4000 // n_inputs)
-    symbols, weights, least = relaxed(eps, n_inputs, constraint, int(min(241, points)))
-    tables, refused, half = [two], 0, two.alphabet[1] - 0.5
-    x = (two.inputs - 0.5) / half
-    for start in _initial_alphabets((symbols - 0.5) / half, weights, n_outputs):
-        for slack in (1e-6, 1e-5):
-            tight = (1 - slack) * eps
-            try:
-                a, p = _trust_region(tight, start, x, constraint)
-                a, p = _newton(tight, a, p, x, constraint)
-                rows = tuple(map(tuple, p.tolist()))
-                found = Table(eps, tuple((0.5 + half * a).tolist()), rows, constraint)
-            except (ValueError, np.linalg.LinAlgError):
-                refused += 1
-                continue
-            tables.append(found)
-            break
-    best = min(tables, key=lambda table: table.variance)
-    log = (
-        f"{SOLVER}: {len(best.alphabet)} of {n_outputs} symbols, mean variance"
-        f" {best.variance:.6g}, at least {least:.6g} with any alphabet; best of"
-        f" {len(tables)} candidates, {refused} failed their checks"
-    )
-    return replace(best, log=log)
-
-# %% ../../nbs/baselines/mvu_table.ipynb #5be709d3
-def _table_file(*problem):
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
-    root = Path(os.environ.get("DPCOMM_DATA", default))
-    return root / "tables" / f"{'-'.join(map(str, [SOLVER, *problem]))}.json"
-
-
-def _kept(path, eps, n_inputs, n_outputs, constraint):
-    "The table of a file, or None where it is missing, damaged or of another problem."
-    try:
-        table = msgspec.json.decode(path.read_bytes(), type=Table)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    known = table.eps, len(table.rows), table.constraint
-    same = known == (eps, n_inputs, constraint) and len(table.alphabet) <= n_outputs
-    return table if same else None
-
 # %% ../../nbs/baselines/mvu_table.ipynb #cc39949c
 @functools.cache
 def solve(
@@ -332,12 +278,25 @@ def solve(
     Returns: two symbols where that is optimal, else the best found; its log says how.
     """
     check_problem(eps, n_inputs, n_outputs, constraint)
+    two = two_symbols(eps, n_inputs, constraint)
     if 2 in (n_inputs, n_outputs):
-        return two_symbols(eps, n_inputs, constraint)
-    problem = float(eps), int(n_inputs), int(n_outputs), constraint
-    path = _table_file(*problem)
-    if (table := _kept(path, *problem)) is None:
-        table = _search(*problem)
-        with suppress(OSError):  # where nothing can be written, only time is lost
-            atomic_write(path, msgspec.json.encode(table))
-    return table
+        return two
+    points = int(min(241, max(61, 4000 // n_inputs)))
+    symbols, weights, least = relaxed(eps, n_inputs, constraint, points)
+    tables, refused, half = [two], 0, two.alphabet[1] - 0.5
+    x, tight = (two.inputs - 0.5) / half, (1 - 1e-6) * eps
+    for start in _initial_alphabets((symbols - 0.5) / half, weights, n_outputs):
+        try:
+            a, p = _trust_region(tight, start, x, constraint)
+            a, p = _newton(tight, a, p, x, constraint)
+            alphabet, rows = (0.5 + half * a).tolist(), map(tuple, p.tolist())
+            tables.append(Table(float(eps), tuple(alphabet), tuple(rows), constraint))
+        except (ValueError, np.linalg.LinAlgError):
+            refused += 1
+    best = min(tables, key=lambda table: table.variance)
+    log = (
+        f"{len(best.alphabet)} of {n_outputs} symbols, mean variance"
+        f" {best.variance:.6g}, at least {least:.6g} with any alphabet; best of"
+        f" {len(tables)} candidates, {refused} failed their checks"
+    )
+    return replace(best, log=log)
