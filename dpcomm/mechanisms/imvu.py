@@ -10,7 +10,7 @@ import functools
 import math
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from dpcomm.core.checks import (
     check_between,
     check_choice,
+    check_kind,
     check_number,
     check_reals,
     check_size,
@@ -52,46 +53,32 @@ def closed_form(eps: float) -> tuple:
     return high, (-1 / math.expm1(eps), -1 / math.expm1(-eps)), float(eps) ** 2
 
 # %% ../../nbs/imvu/chapter.ipynb #01ce0983
-class Line(NamedTuple):
+def line(table: Table) -> tuple:
     """Natural parameters of every real input: eta(x) = start + x theta. [imvu eq. 3]
 
-    alphabet: (m,) ascending.
-    start: (m,) log-probabilities of the first row.
-    theta: (m,) difference of the rows' log-probabilities.
+    Returns start, (m,) log-probabilities of the first row; theta, their difference to
+    those of the second.
     """
-
-    alphabet: np.ndarray
-    start: np.ndarray
-    theta: np.ndarray
-
-
-def line(table: Table) -> Line:
-    "The line through a table's two rows in natural parameters. [imvu eq. 3]"
-    a, p = np.array(table.alphabet, float), np.array(table.rows, float)
-    if len(p) != 2:
-        raise ValueError(
-            f"table has {len(p)} rows; interpolation needs exactly two (B_in = 2):"
-            " pass mvu.solve(eps, n_inputs=2)"
-        )
-    return Line(a, np.log(p[0]), np.log(p[1]) - np.log(p[0]))
+    start, end = np.log(np.array(table.rows, float))
+    return start, end - start
 
 
 def pmf(x, table: Table) -> np.ndarray:
     "Probabilities of the symbols at interpolated inputs, (..., m). [imvu eqs. 2 and 3]"
-    at = line(table)
-    eta = at.start + check_reals("x", x)[..., None] * at.theta
+    start, theta = line(table)
+    eta = start + check_reals("x", x)[..., None] * theta
     return np.exp(log_softmax(eta, axis=-1))
 
 
 def fisher(x, table: Table) -> np.ndarray:
     "Fisher information: the variance of theta. [imvu eq. 7]"
-    p, theta = pmf(x, table), line(table).theta
+    p, (_, theta) = pmf(x, table), line(table)
     return (p * (theta - (p @ theta)[..., None]) ** 2).sum(-1)
 
 # %% ../../nbs/imvu/chapter.ipynb #f9349d95
 def variance_bracket(table: Table) -> tuple:
     "Where the supremum is, for any table of two rows. [Prop. E; Bhatia & Davis 2000]"
-    theta, ends = line(table).theta, [0.5, 0.5]
+    (_, theta), ends = line(table), [0.5, 0.5]
     width, middle = np.ptp(theta), (theta.max() + theta.min()) / 2
     far = math.sqrt(max(0.0, width**2 / 4 - float(fisher(0.5, table)))) - 1e-15 * width
     for side, sign in enumerate((-1, 1)):
@@ -103,7 +90,7 @@ def variance_bracket(table: Table) -> tuple:
 @functools.lru_cache(maxsize=64)
 def fisher_supremum(table: Table, tol: float = 1e-7) -> float:
     "Largest Fisher information over all x, times 1 + tol at most. [imvu App. B; Prop. E]"
-    theta, best = line(table).theta, 0.0
+    (_, theta), best = line(table), 0.0
     middle, width = (theta.max() + theta.min()) / 2, np.ptp(theta)
     first, last = variance_bracket(table)
     edges = np.linspace(first, last, 65)
@@ -186,15 +173,15 @@ class Imvu(LocalRenyi):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.table, (Table, type(None))):
-            raise TypeError(
-                f"table is {shown(self.table)}; it must be a Table of mvu.solve, or None"
-            )
-        if self.table and abs(self.table.eps - self.eps) > 1e-9 * self.eps:
-            raise ValueError(
-                f"eps is {shown(self.eps)} and the table's eps is"
-                f" {shown(self.table.eps)}; they must be equal: pass eps=table.eps"
-            )
+        if self.table is not None:
+            check_kind("table", self.table, Table, "mvu.solve(eps), or None")
+            off = abs(self.table.eps - self.eps) > 1e-9 * self.eps
+            if off or len(self.table.rows) != 2:
+                raise ValueError(
+                    f"eps is {shown(self.eps)}, and the table has eps"
+                    f" {shown(self.table.eps)} and {len(self.table.rows)} rows; it must"
+                    " have the same eps and two rows: pass mvu.solve(eps)"
+                )
         for value in (*np.abs(self.levels), self.kappa / self.clip_norm):
             if value != 0 and not 1e-37 < value < 1e37:
                 raise ValueError(
@@ -209,10 +196,8 @@ class Imvu(LocalRenyi):
 
     def logits(self, u: Tensor) -> Tensor:
         "Clip, scale and, if wanted, clamp; (n, d) float64. [imvu Sec. 3, input scaling]"
-        wide = u.double()
+        wide = check_finite("u", u).double()
         norm = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-        if not math.isfinite(norm.sum()):
-            check_finite("u", u)
         shorten = (self.clip_norm / norm).clamp_max(1.0)
         z = wide * (shorten * (self.kappa / self.clip_norm))
         return z.clamp_(-self.eps, self.eps) if self.clamp else z
@@ -221,8 +206,7 @@ class Imvu(LocalRenyi):
         "Log-probability of each symbol, (..., m), at log-odds z. [imvu eqs. 2 and 3; Prop. A]"
         if self.table is None:
             return torch.nn.functional.logsigmoid(torch.stack([-z, z], -1))
-        parts = line(self.table)[1:]
-        start, theta = (torch.from_numpy(part).to(z.device) for part in parts)
+        start, theta = (torch.from_numpy(x).to(z.device) for x in line(self.table))
         return torch.log_softmax(start + (1 + z / self.eps)[..., None] / 2 * theta, -1)
 
     def draw_symbols(self, u: Tensor, rng):
@@ -306,7 +290,8 @@ class Imvu(LocalRenyi):
         "What each symbol decodes to, (m,) float64, ascending. [imvu Sec. 3]"
         if self.table is None:
             return np.array([-self.step, self.step])
-        return (line(self.table).alphabet - 0.5) * 2 * self.clip_norm / self.beta
+        alphabet = np.array(self.table.alphabet, float)
+        return (alphabet - 0.5) * 2 * self.clip_norm / self.beta
 
     @property
     def step(self):
