@@ -181,9 +181,11 @@ def simulate_many(
     return drawn.view(-1)[: len(phi)]
 
 # %% ../../nbs/dprec/chapter.ipynb #f3d8b595
-_ALONE = dict(cohort=1, accountant="exact-balle")
+ACCOUNTANTS = ("theorem1-arxiv", "theorem1-iclr", "theorem1-iclr-shifted")
+ACCOUNTANTS += ("exact-classic", "exact-balle", "pld-exact")
 RELATIONS = {
-    relation: dict(relation=relation, sampling=sampling, n_clients=n) | _ALONE
+    relation: dict(relation=relation, sampling=sampling, n_clients=n, cohort=1)
+    | dict(accountant="exact-balle")
     for relation, sampling, n in (
         ("null-slot", "replacement", 1),
         ("replace", "replacement", 4),
@@ -191,6 +193,23 @@ RELATIONS = {
         ("local", "none", 1),
     )
 }
+
+
+def _fitting_relation(sampling, relation, accountant=None):
+    pairs = [(s, r) for r, drawn in SAMPLINGS_OF.items() for s in drawn]
+    if str(accountant).startswith("theorem1"):  # [dprec Alg. 7]
+        pairs = [("replacement", "null-slot")]
+    for s, r in pairs:
+        if s == sampling and relation in (None, r):
+            return r
+    covered = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
+    raise ValueError(
+        f"sampling is {shown(sampling)} and relation {shown(relation)}; the accountant"
+        f" covers {covered} (Algorithm 7; Propositions F, H, L and N on page"
+        " dprec/theorem): pass such a pair, or leave accountant out"
+    )
+
+
 CURVES = functools.lru_cache(maxsize=16)(null_slot_pairs)  # which audits ask for again
 AUDITED = (  # parameters, arguments of play, most plays
     (dict(clip_norm=1.0, std=1.0, index_bits=2), dict(path="encode"), 5_000),
@@ -279,7 +298,7 @@ class Rec(Mechanism):
         # "theorem1-arxiv" is the paper's claim [dprec Alg. 7]; None: pld-exact against null
         # messages, else exact-balle, where pld-exact may prove less than a third of it and
         # takes seconds the first time
-        relation = _fitting_relation(sampling, relation)
+        relation = _fitting_relation(sampling, relation, accountant)
         alone = relation in ("null-slot", "poisson-null")  # nobody else chooses
         if accountant is None:
             accountant = "pld-exact" if alone else "exact-balle"
@@ -295,13 +314,6 @@ class Rec(Mechanism):
         c, K = self.clip_norm / self.std, 2**self.index_bits
         check_number("delta", delta, "(0, 1)")
         if kind == "theorem1":  # slots drawn with replacement [dprec Alg. 7]
-            if relation != "null-slot":
-                raise ValueError(
-                    f"relation is {shown(relation)}; Algorithm 7 covers only slots drawn"
-                    " with replacement and null messages in the other slots: use"
-                    " accountant='exact-balle', or sampling='replacement' with"
-                    " relation='null-slot'"
-                )
             check_between("n_clients", n_clients, 2)
             nbits = groups * self.index_bits
             made = theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
@@ -450,20 +462,3 @@ class Rec(Mechanism):
             return delta.reshape(eps.shape)
 
         return Game(play, profile, whole=True)
-
-# %% ../../nbs/dprec/chapter.ipynb #7b2e8a6c
-ACCOUNTANTS = ("theorem1-arxiv", "theorem1-iclr", "theorem1-iclr-shifted")
-ACCOUNTANTS += ("exact-classic", "exact-balle", "pld-exact")
-
-
-def _fitting_relation(sampling, relation):
-    pairs = [(s, r) for r, drawn in SAMPLINGS_OF.items() for s in drawn]
-    for s, r in pairs:
-        if s == sampling and relation in (None, r):
-            return r
-    covered = ", ".join(f"{shown(s)} with {shown(r)}" for s, r in pairs)
-    raise ValueError(
-        f"sampling is {shown(sampling)} and relation {shown(relation)}; the accountant"
-        f" covers {covered} (Propositions F, H, L and N on page dprec/theorem): pass"
-        " one of these pairs"
-    )

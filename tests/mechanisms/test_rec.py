@@ -177,17 +177,6 @@ def test_many_groups_at_once_have_the_law_of_one_after_another(monkeypatch):
 # ---- closed forms
 
 
-@tabled("s, K", [(0.3, 2), (1.0, 16), (1.0, 128), (3.0, 2), (3.0, 16), (6.0, 128)])
-def test_selection_moments_against_brute_force(s, K):
-    "Sums of p_k**r over 400,000 // K drawn softmaxes."
-    n = 400_000 // K
-    z = seed_tree(0, "moment", K).standard_normal((n, K))
-    for order in (2, 3):
-        power = (special.softmax(s * z, axis=1) ** order).sum(1)
-        off = abs(power.mean() - rec.selection_moment(order, s, K))
-        assert off < radius(power.std(), n)
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @tabled("K", [1, 2, 2**7, 2**24, 2**53])
 @tabled("s", [0.0, 1e-3, 0.99, 1.0, 2.0, 10.0, 1e3, 1e6])
@@ -222,28 +211,6 @@ def test_encoding_needs_little_memory():
 
 
 # ---- the paper's accountant
-
-STATED = [  # task, c, N, B, T, bits of a message, stated epsilon
-    ("mnist", 0.545, 100, 10, 1000, 56, 3),
-    ("mnist", 0.87, 100, 10, 1000, 56, 6),
-    ("femnist", 0.77, 3500, 100, 4000, 56, 1),
-    ("femnist", 1.41, 3500, 100, 4000, 56, 3),
-    ("femnist", 1.745, 3500, 100, 4000, 56, 6),
-    ("shakespeare", 1.435, 660, 66, 200, 77, 3),
-]
-
-
-@tabled("task, c, n_clients, cohort, rounds, bits, stated", STATED)
-def test_the_stated_epsilons_are_reproduced(
-    task, c, n_clients, cohort, rounds, bits, stated
-):
-    run = dict(rounds=rounds, delta=n_clients**-1.1, n_clients=n_clients, cohort=cohort)
-    m = rec.Rec(c * 0.3, 0.3, 7, (1,) * (bits // 7))
-    found = m.guarantee(**run, accountant="theorem1-arxiv")
-    assert found.eps == pytest.approx(stated, rel=0.015)
-    names = (found.relation, found.sampling, found.scope, found.trust)
-    assert names == ("null-slot", "replacement", "total", "central")
-
 
 RUN = dict(delta=1e-3, n_clients=100, cohort=10)
 
@@ -283,9 +250,6 @@ def test_the_versions_are_algorithm_7_written_out():
         by_hand = min(loss(l) - left / l for l in range(2, 80))
         found = rec.theorem1_epsilon(c, slots, n, bits, delta, version)
         assert found.eps == pytest.approx(by_hand, rel=1e-9)
-
-
-# ---- refusals
 
 
 def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
