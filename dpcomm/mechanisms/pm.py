@@ -10,7 +10,6 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +55,6 @@ def variance(t, eps: float):
 
 # %% ../../nbs/baselines/pm.ipynb #7ff27ee2
 SHARE = 2.5  # epsilon that one coordinate gets
-PLAIN: dict[str, Any] = dict(dtype=torch.float32, device="cpu")  # not torch's default
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(bound=1.0, eps=eps), {}, 10**6) for eps in (1.0, 6.0)
 )
@@ -143,7 +141,8 @@ class Pm(Local):
         return at, torch.from_numpy(y).to(u.device) * self.bound
 
     def client_memory(self, n, d):
-        return torch.zeros(n, d, **PLAIN) if self.residuals else None
+        if self.residuals:
+            return torch.from_numpy(np.zeros((n, d), np.float32))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         # [Wang et al. 2019]
@@ -182,8 +181,8 @@ class Pm(Local):
         law = np.array([own, far, 1 - own - far])
 
         def letters(present, n, rng):
-            u = torch.full((n, k), self.bound if present else -self.bound, **PLAIN)
-            y = self.answers(u, rng)[1].double().numpy() / self.bound
+            u = np.full((n, k), self.bound if present else -self.bound, np.float32)
+            y = self.answers(torch.from_numpy(u), rng)[1].double().numpy() / self.bound
             return np.where(y >= 1, 0, np.where(y <= -1, 1, 2))
 
         return symbol_game(law, law[[1, 0, 2]], k, letters)

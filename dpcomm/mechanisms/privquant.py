@@ -34,9 +34,7 @@ def position(x, bound: float, levels: int) -> tuple:
     "Place of entries in [0, K-1], and the level below, up to K-2. [sqsgd eq. 6]"
     x = np.asarray(x, np.float64)
     top = np.abs(x).max(initial=0.0)
-    if not math.isfinite(top):
-        check_finite("x", torch.from_numpy(x))
-    if top > bound * (1 + ROUNDING):
+    if not top <= bound * (1 + ROUNDING):
         raise ValueError(
             f"x reaches {top:.6g}; every entry must lie in [-bound, bound] ="
             f" [{-bound:.6g}, {bound:.6g}]: clip first, or raise bound"
@@ -178,23 +176,21 @@ def calibrate(
             f" rounding alone may cost {price:.2g}: raise eps above {2 * price:.2g}"
         )
     need = thresholds(d, levels, kappa_min)
-    if rule == "best":  # log p is at most min(0, log-odds), and log 2 below it
+    if rule == "best":
         fit, log_odds = np.flatnonzero(need < np.inf), eps - ratio
-        least = share[fit] + np.minimum(0, log_odds[fit])
-        near = fit[least > least.max() - 1]
     else:
-        near, log_odds = np.flatnonzero(need <= eps)[-1:], np.full(d, COIN_SHARE * eps)
-    if not len(near):
+        fit, log_odds = np.flatnonzero(need <= eps)[-1:], np.full(d, COIN_SHARE * eps)
+    if not len(fit):
         raise ValueError(
             f"eps is {eps:.6g}; with d = {d}, levels = {levels} and kappa >="
             f" {-d if kappa_min is None else kappa_min} the paper's rule needs at least"
             f" {need.min():.6g}: raise eps, lower kappa_min, or use rule='best'"
         )
-    log_p = -np.logaddexp(0, -log_odds[near])
-    gain = np.log(-np.expm1(-np.maximum(log_odds[near] + ratio[near], 1e-300)))
-    log_m = share[near] + log_p + gain
+    log_p = -np.logaddexp(0, -log_odds[fit])
+    gain = np.log(-np.expm1(-np.maximum(log_odds[fit] + ratio[fit], 1e-300)))
+    log_m = share[fit] + log_p + gain
     best = log_m.argmax()
-    at, tau = near[best], int(near[best]) + 1
+    at, tau = fit[best], int(fit[best]) + 1
     p, m = math.exp(log_p[best]), math.exp(log_m[best])
     kappa, q = 2 * tau - d - 1, (1 + (levels - 1) * m) / levels
     odds = min(float(log_odds[at]), eps - price - float(ratio[at]))
@@ -211,6 +207,13 @@ def match_law(cal: Calibration) -> np.ndarray:
         part = np.exp(log_counts[side] - log_counts[side].max())
         law[side] = part / part.sum() * math.exp(-np.logaddexp(0, -log_odds))
     return law
+
+
+def log_law(matches: np.ndarray, cal: Calibration) -> np.ndarray:
+    "Log-probability of an output with so many matches: two values only. [sqsgd App. A.1]"
+    with np.errstate(divide="ignore"):
+        each = np.log(match_law(cal)) - tails(cal.d, cal.levels).log_counts
+    return each[matches]
 
 
 @functools.lru_cache(maxsize=64)
@@ -330,11 +333,6 @@ class PrivQuant(Local):
     def clip(self, u):
         return check_finite("u", u).float().clamp(-self.bound, self.bound)
 
-    def represent(self, u: Tensor) -> np.ndarray:
-        "Clip on the way to double precision."
-        x = self.clip(u).double().cpu().numpy()
-        return x.clip(-self.bound, self.bound)
-
     def calibration(self, d: int) -> Calibration:
         """Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]
 
@@ -353,9 +351,7 @@ class PrivQuant(Local):
 
     def decode(self, message: Message) -> Tensor:
         # look the levels up, divide by m [sqsgd Alg. 1, line 3]
-        numbers = self.to_summand(message)
-        values = levels(self.bound, self.levels) / self.calibration(message.d).m
-        return torch.from_numpy(values[numbers]).float()
+        return self.from_sum(self.to_summand(message), 1, message.d).float()
 
     def message_epsilon(self, d: int = None) -> float:
         # what the threshold really spends [sqsgd, Theorem 1 of the paper]
@@ -376,7 +372,7 @@ class PrivQuant(Local):
         return Bits.of(payload, header_bits(self.name), 0, d)
 
     def simulate(self, u: Tensor, rng) -> Tensor:
-        x = self.represent(check_rows("u", u))
+        x = self.clip(check_rows("u", u)).cpu().numpy()
         z = privatise(x, self.bound, self.calibration(x.shape[1]), rng)
         return torch.from_numpy(z).float().to(u.device)
 
@@ -385,8 +381,9 @@ class PrivQuant(Local):
         cal = self.calibration(check_rows("u", u).shape[1])
 
         def entries(u):
-            parts = variances(self.represent(u), self.bound, cal)
-            return self.clip(u) - u, torch.from_numpy(sum(parts)).to(u.device)
+            v = self.clip(u)
+            parts = variances(v.cpu().numpy(), self.bound, cal)
+            return v - u, torch.from_numpy(sum(parts)).to(u.device)
 
         return by_columns(entries, check_finite("u", u))
 
@@ -413,11 +410,3 @@ class PrivQuant(Local):
             return profile_of_pmfs(law, law.T, eps)
 
         return Game(play, profile)
-
-# %% ../../nbs/baselines/privquant.ipynb #10584466
-#| code-fold: true
-def log_law(matches: np.ndarray, cal: Calibration) -> np.ndarray:
-    "Log-probability of an output with so many matches: two values only. [sqsgd App. A.1]"
-    with np.errstate(divide="ignore"):
-        each = np.log(match_law(cal)) - tails(cal.d, cal.levels).log_counts
-    return each[matches]

@@ -80,7 +80,7 @@ def analysed(u: Tensor, frame: Frame):
             wide[:, columns % width] += u[:, entries] * signs.to(wide) * weight
         yield slice(j * width, (j + 1) * width), walsh_hadamard(wide)
 
-# %% ../../nbs/baselines/sqkr.ipynb #f81a22ef
+
 def synthesise(a: Tensor, frame: Frame, inner: float = 0.0) -> Tensor:
     "The vectors U^T a, (n, d), that coordinates represent: what of them is beyond `inner`."
     width, matrix, blocks = frame.blocks()
@@ -223,20 +223,14 @@ class Sqkr(Local):
         )
 
     def _unsampled(self, total, f):
+        # back to d dimensions, sampling and lies undone [Chen et al. 2020, Sec. 3]
         scale = self.level * math.sqrt(f.size) / (self.keep * self.nbits)
         return synthesise(total, f).mul_(scale)
 
     def estimate(self, at: Tensor, signs: Tensor, f: Frame) -> Tensor:
-        "Go back to d dimensions; undo sampling and response. [Chen et al. 2020, Sec. 3]"
+        "Decoded vectors of sampled coordinates and their signs, both (n, k)."
         wide = torch.zeros(len(at), f.size, device="cpu", dtype=torch.float32)
         return self._unsampled(wide.scatter_add_(1, at, signs.float()), f).float()
-
-    def _sampled(self, message):
-        # sampled coordinates of the frame and their signs, both (k,)
-        payload, k = self.unwrap(message), self.nbits
-        size = frame(message.d, self.frame_seed).size
-        at = coordinates(int.from_bytes(payload[:4], "little"), size, k)
-        return at, torch.from_numpy(2.0 * unpack_bits(payload[4:], 1, k) - 1)
 
     def encode(self, u: Tensor, key=None) -> Message:
         # represent, sample, round, randomise, pack [Chen et al. 2020, SQKR]
@@ -250,19 +244,18 @@ class Sqkr(Local):
 
     def decode(self, message: Message) -> Tensor:
         # the sampled rows of the frame with their signs [Chen et al. 2020, SQKR]
-        at, signs = self._sampled(message)
-        f = frame(message.d, self.frame_seed)
-        return self.estimate(at[None], signs[None], f)[0]
+        return self.from_sum(self.to_summand(message), 1, message.d).float()
 
     def to_summand(self, message: Message) -> np.ndarray:
         # signs at their coordinates of the frame
-        at, signs = self._sampled(message)
+        payload, k = self.unwrap(message), self.nbits
         size = frame(message.d, self.frame_seed).size
-        return np.bincount(at.numpy(), signs.numpy(), size).astype(np.int64)
+        at = coordinates(int.from_bytes(payload[:4], "little"), size, k)
+        signs = 2 * unpack_bits(payload[4:], 1, k) - 1
+        return np.bincount(at.numpy(), signs, size).astype(np.int64)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        # back to d dimensions, sampling and lies undone [Chen et al. 2020, Sec. 3]
-        wide = torch.from_numpy(total.astype(float))[None]
+        wide = torch.from_numpy(total)[None]
         return self._unsampled(wide, frame(d, self.frame_seed))[0]
 
     def bits(self, d):

@@ -9,7 +9,6 @@ __all__ = ['rotate', 'unrotate']
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +93,6 @@ def span(bound: float, size: int, name: str = "fixed") -> float:
     return bound * min(1.0, math.sqrt(2 * math.log(size) / size))
 
 # %% ../../nbs/sqsgd/chapter.ipynb #3c898b98
-FLOAT32: dict[str, Any] = dict(dtype=torch.float32, device="cpu")  # not torch's default
 AUDITED = tuple(  # parameters, arguments of play, most plays
     (dict(bound=1.0, levels=K, eps=eps, fraction=1.0, rule=rule), dict(d=d), 10**6)
     for K, eps, rule, d in (
@@ -226,12 +224,8 @@ class SqSgd(Local):
         return Message(self.name, d, payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        # look the levels up, rotate back, put them in their places [sqsgd Alg. 2, line 19]
-        numbers, d = self.to_summand(message), message.d
-        at, out = self.subset(d), torch.zeros(d, **FLOAT32)
-        values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
-        out[at] = (d / len(at) * self.restore(values[numbers][None], d)[0]).float()
-        return out
+        # the sum of one message [sqsgd Alg. 2, line 19]
+        return self.from_sum(self.to_summand(message), 1, message.d).float()
 
     def message_epsilon(self, d: int = None) -> float:
         # what the threshold really spends [sqsgd Thm. 1]
@@ -244,7 +238,7 @@ class SqSgd(Local):
         return self.numbers(message, nbits, self.size(message.d), self.levels)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        # levels, rotated back, in their places [sqsgd Alg. 2, line 19]
+        # look the levels up, rotate back, put them in their places [sqsgd Alg. 2, line 19]
         total = privquant.sum_of_levels(total, n, self.limit(d), self.levels)
         values = total / self.calibration(d).m
         at, out = self.subset(d), torch.from_numpy(np.zeros(d))
@@ -265,12 +259,13 @@ class SqSgd(Local):
 
     def client_memory(self, n, d):
         if self.residuals:
-            return torch.zeros(n, 1 + (self.momentum > 0), d, **FLOAT32)
+            shape = n, 1 + (self.momentum > 0), d
+            return torch.from_numpy(np.zeros(shape, np.float32))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         # without memory, times d / d_hat for what was not selected
         d = check_rows("u", u).shape[1]
-        at, out = self.subset(d), torch.zeros(u.shape, **FLOAT32)
+        at, out = self.subset(d), torch.from_numpy(np.zeros(u.shape, np.float32))
         sent = self.send(self.clip(u).cpu()[:, at], d, rng)
         out[:, at] = (d / len(at) * sent).float()
         return out.to(u.device)

@@ -65,8 +65,6 @@ class VqSgd(Local):
         "Draw corners 2 i (+e_i), 2 i + 1 (-e_i), along x or anywhere. [Gandikota et al. 2019]"
         d, size = len(x), np.abs(x)
         norm, ends = math.sqrt(size @ size), np.cumsum(size)
-        if not math.isfinite(norm):
-            check_finite("u", torch.from_numpy(x))
         along = ends[-1] / (math.sqrt(d) * max(norm, self.clip_norm))
         coin, place = check_stream(rng).random((2, repeats))
         true = np.searchsorted(ends[:-1], place * ends[-1], side="right")
@@ -133,16 +131,6 @@ class VqSgd(Local):
         pure = "pure: holds with delta = 0"
         return paid * (self.repeats > 1) + pure
 
-    def law(self, u: Tensor) -> Tensor:
-        "Probability of every corner in one repetition, (n, 2 d). [page vqsgd, Prop. A]"
-        v, d = self.clip(check_rows("u", u)).double(), u.shape[1]
-        length, small = self.clip_norm * math.sqrt(d), math.exp(-self.eps)
-        share = torch.stack([v.clamp_min(0), (-v).clamp_min(0)], 2).flatten(1) / length
-        keep = keep_probability(2 * d, self.eps)
-        lie = 2 * d * small / (1 + (2 * d - 1) * small)
-        spread = lie + keep * (1 - share.sum(1, keepdim=True)).clamp_min(0)
-        return keep * share + spread / (2 * d)
-
     def worst_case(self, d: int) -> Tensor:
         "The two inputs, (2, d), that one corner tells apart best. [page vqsgd, Prop. B]"
         worst = np.stack([np.eye(1, d)[0], np.full(d, -1 / math.sqrt(d))])
@@ -166,7 +154,7 @@ class VqSgd(Local):
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         # [Gandikota et al. 2019]
-        n, rows = len(check_rows("u", u)), u.detach().cpu().numpy()
+        n, rows = len(check_finite("u", check_rows("u", u))), u.cpu().numpy()
         drawn = [
             self.corners(row.astype(np.float64), stream, self.repeats)
             for row, stream in zip(rows, row_streams(rng, n))

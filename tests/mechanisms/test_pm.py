@@ -4,7 +4,6 @@ memory. What every mechanism must do is in test_conformance.
 Statistical tests have false-alarm rate 1e-6 and fixed seeds.
 """
 
-import dataclasses
 import itertools
 import math
 
@@ -14,7 +13,7 @@ import torch
 from laws import ALARM, fit
 from tables import tabled
 
-from dpcomm.core.random import Insecure, seed_tree
+from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import pm
 from dpcomm.mechanisms.pm import Pm
 
@@ -30,14 +29,6 @@ def heights(eps):
     return math.exp(-eps) * inside, inside, math.exp(-eps) * inside
 
 
-def moment(t, eps, power):
-    "Integral of y^power times the density, in closed form on each piece."
-    total = 0.0
-    for h, (low, high) in zip(heights(eps), itertools.pairwise(pieces(t, eps))):
-        total += h * (high ** (power + 1) - low ** (power + 1)) / (power + 1)
-    return total
-
-
 # ---- one number
 
 
@@ -51,9 +42,7 @@ def test_answers_follow_the_density(t, eps):
             p += [h * (high - low) / 7] * 7
             edges += np.linspace(low, high, 8)[1:].tolist()
     assert fit(np.histogram(y, edges)[0], p) > ALARM / 5
-    assert sum(p) == pytest.approx(1) and moment(t, eps, 1) == pytest.approx(
-        t, abs=1e-9
-    )
+    assert sum(p) == pytest.approx(1)
     y = pm.perturb(np.array([-1.0, t]), 1e6, seed_tree(0).random((2, 2)))
     np.testing.assert_allclose(y, [-1, t], atol=1e-12)
     assert np.isfinite(pm.perturb(np.array([t]), 1e-6, draws.random((2, 1)))).all()
@@ -123,16 +112,6 @@ def test_cells_are_drawn_by_their_law(t, monkeypatch):
     pm.cells.cache_clear()
     assert fit(np.bincount(many, minlength=12), law) > ALARM / 5
     assert wide * (2 * at - 11) / 12 @ law == pytest.approx(t, abs=1e-9)
-
-
-@tabled("word", [0, 1, 2**31, 2**32 - 1])
-def test_every_four_bytes_are_an_answer_within_reach(word):
-    m, reach = Pm(2.0, 1.0), 2 * pm.half_width(1.0)
-    message = m.encode(torch.tensor([1.0]), Insecure(0))
-    payload = message.payload[:4] + word.to_bytes(4, "little")
-    value = float(m.decode(dataclasses.replace(message, payload=payload)))
-    assert abs(value) <= reach * (1 + 1e-6)
-    assert abs(value - reach * ((2 * word + 1) / 2**32 - 1)) < 1e-5
 
 
 def test_a_bound_between_two_floats_has_moments():

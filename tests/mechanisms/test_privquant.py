@@ -112,27 +112,6 @@ def test_large_dimensions_and_budgets_stay_finite(d, K, eps, rule):
 
 
 @small
-def test_moments_by_enumeration(d, K, eps, rule):
-    "Rounding and privacy together, for inputs between the levels."
-    cal, B = calibrate(d, K, eps, rule), pq.levels(2.0, K)
-    sheets, law = every_law(cal)
-    x = seed_tree(0, "x", d, K).uniform(-2, 2, d)
-    place, low = (a[0] for a in pq.position(x[None], 2.0, K))
-    up = np.where(sheets == low + 1, place - low, 0)
-    rounded = np.where(sheets == low, 1 - (place - low), up).prod(1)
-    p, z = rounded @ law, B[sheets] / cal.m
-    mean = p @ z
-    np.testing.assert_allclose(mean, x, atol=1e-9)
-    covariance = (p[:, None] * z).T @ z - np.outer(mean, mean)
-    rounding, privacy = (part[0] for part in pq.variances(x[None], 2.0, cal))
-    np.testing.assert_allclose(np.diag(covariance), rounding + privacy, rtol=1e-9)
-    np.testing.assert_allclose(rounded @ B[sheets] ** 2 - x**2, rounding, atol=1e-9)
-    off, want = ~np.eye(d, dtype=bool), pq.covariance_factor(cal) * np.outer(x, x)
-    np.testing.assert_allclose(covariance[off], want[off], rtol=1e-7, atol=1e-9)
-    assert d > 1 or pq.covariance_factor(cal) == pytest.approx(0, abs=1e-12)
-
-
-@small
 def test_messages_follow_their_law(d, K, eps, rule):
     "30,000 draws against the enumerated law of all messages, for one rounded input."
     cal, n = calibrate(d, K, eps, rule), 30_000

@@ -17,7 +17,6 @@ from tables import tabled
 
 from dpcomm.core import random
 from dpcomm.core.random import seed_tree
-from dpcomm.evidence import paper_tables
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.sqkr import Sqkr
 
@@ -134,12 +133,3 @@ def test_public_coordinates_are_everybodys():
     found = {tuple((e / row).round(decimals=4).tolist()) for e in estimates}
     assert found == {(1.0,) * 12, (-1.0,) * 12}
     assert torch.linalg.matrix_rank(m.simulate(x, seed_tree(0, "public"))) == 12
-
-
-def test_the_error_of_one_bit_is_the_closed_form_everybody_quotes():
-    m, error = Sqkr(1.0), 200 * LEVEL**2 - 1
-    bias, variance = m.moments(unit_rows(3, 200).float())
-    assert m.level == pytest.approx(LEVEL) and float(bias.norm()) < 1e-6
-    np.testing.assert_allclose(variance.sum(1), error, rtol=1e-6)
-    printed = paper_tables.cell("dprec", "mean.chen.mse").value
-    assert printed == pytest.approx(error / 10_000, abs=5e-3)

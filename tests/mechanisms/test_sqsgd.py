@@ -84,48 +84,30 @@ def test_either_the_new_gradient_or_the_sum_is_projected(
     assert remember(0.0, 0.5)[1] == pytest.approx(norm / 2**0.5)
 
 
-@tabled("beta", [1.0, 0.5])
-def test_what_is_not_sent_now_is_sent_later(beta, monkeypatch):
-    "beta < 1 gives part of the newest gradient up."
-    monkeypatch.setattr(SqSgd, "send", echo)
-    d, n, m = 30, 3, SqSgd(fraction=0.3, beta=beta)
-    memory, sent, given = torch.zeros(n, 1, d), torch.zeros(n, d), torch.zeros(n, d)
-    for t in range(40):
-        u, at = vectors(n, d, "stream", t).float(), m.for_round(t).subset(d)
-        out, memory = m.for_round(t).simulate_with_memory(memory, u, [None] * n)
-        sent, given = sent + out, given + u
-        given[:, at] -= (1 - beta) * u[:, at]
-        assert (out != 0).sum() == n * len(at) and not memory[:, :, at].any()
-    assert torch.allclose(sent + memory[:, 0], given, atol=1e-4)
+RULES = [(1.0, 1.0, 0.0), (1.0, 0.5, 0.0), (0.25, 1.0, 0.0), (1.0, 1.0, 0.9)]
 
 
-def test_momentum_is_corrected_and_masked(monkeypatch):
+@tabled("alpha, beta, momentum", [*RULES, (0.5, 0.7, 0.9)])
+def test_memory_is_that_of_the_papers(alpha, beta, momentum, monkeypatch):
+    "What is not sent is kept; momentum is corrected and masked. [Lin et al. 2018, Alg. 4]"
     monkeypatch.setattr(SqSgd, "send", echo)
-    mechanism, d = SqSgd(fraction=0.5, momentum=0.9), 8
-    memory = mechanism.client_memory(1, d)
-    assert memory.shape == (1, 2, d)
-    assert SqSgd().client_memory(2, d).shape == (2, 1, d)
-    assert SqSgd(residuals=False).client_memory(2, d) is None
-    residual, velocity = torch.zeros(d), torch.zeros(d)
+    m = SqSgd(fraction=0.3, alpha=alpha, beta=beta, momentum=momentum)
+    memory, close = m.client_memory(3, 30), dict(rtol=0, atol=1e-5)
+    assert memory.shape == (3, 1 + (momentum > 0), 30)
+    assert SqSgd(residuals=False).client_memory(3, 30) is None
+    residual = velocity = torch.zeros(3, 30)
     for t in range(6):
-        u, at = (
-            vectors(1, d, "momentum", t).float(),
-            mechanism.for_round(t).subset(d),
-        )
-        out, memory = mechanism.for_round(t).simulate_with_memory(memory, u, [None])
-        velocity = 0.9 * velocity + u[0]
-        residual = residual + velocity
-        assert torch.allclose(out[0, at], residual[at], atol=1e-6)
-        residual[at], velocity[at] = 0.0, 0.0
-        assert torch.allclose(memory[0], torch.stack([residual, velocity]), atol=1e-6)
-
-
-def test_alpha_is_the_share_that_is_kept(monkeypatch):
-    monkeypatch.setattr(SqSgd, "send", echo)
-    mechanism, u = SqSgd(fraction=0.5, alpha=0.25), torch.ones(1, 8)
-    memory = mechanism.simulate_with_memory(mechanism.client_memory(1, 8), u, [None])[1]
-    rest = [j for j in range(8) if j not in mechanism.subset(8)]
-    assert memory[0, 0, rest].tolist() == [0.25] * len(rest)
+        u, at = vectors(3, 30, "memory", t).float(), m.for_round(t).subset(30)
+        out, memory = m.for_round(t).simulate_with_memory(memory, u, [None] * 3)
+        velocity = momentum * velocity + u
+        sent = torch.zeros(3, 30)
+        sent[:, at] = (residual + beta * velocity)[:, at]
+        residual = (residual + alpha * velocity).index_fill_(1, at, 0)
+        velocity.index_fill_(1, at, 0)
+        torch.testing.assert_close(out, sent, **close)
+        torch.testing.assert_close(memory[:, 0], residual, **close)
+        if momentum:
+            torch.testing.assert_close(memory[:, 1], velocity, **close)
 
 
 def test_the_mask_needs_its_factor_only_without_memory():

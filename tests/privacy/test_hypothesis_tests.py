@@ -13,7 +13,6 @@ from dpcomm.mechanisms import ddgauss, mvu, quantised, skellam
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.privquant import PrivQuant, log_law
 from dpcomm.mechanisms.rec import Rec
-from dpcomm.mechanisms.vqsgd import VqSgd
 from dpcomm.privacy import accounting, audit, hypothesis_tests
 
 EPS = np.array([0.0, 0.1, 0.5, 1.0, 2.5, 6.0])
@@ -150,14 +149,6 @@ def test_the_curve_of_privquant_is_that_of_listed_messages():
     logs = [log_law((outs == corner).sum(1), m.calibration(4)) for corner in (2, 0)]
     want = hypothesis_tests.profile_of_pmfs(*np.exp(logs), EPS)
     np.testing.assert_allclose(m.privacy_profile("local", EPS, d=4), want, atol=1e-12)
-
-
-@tabled("eps, repeats, d", [(1.0, 1, 1), (0.5, 3, 2), (3.0, 2, 8)])
-def test_the_curve_of_vqsgd_is_that_of_its_corners(eps, repeats, d):
-    m = VqSgd(1.0, eps, repeats)
-    laws = hypothesis_tests.multinomial_laws(*m.law(m.worst_case(d)).numpy(), repeats)
-    want = hypothesis_tests.profile_of_pmfs(*laws, EPS)
-    np.testing.assert_allclose(m.privacy_profile("local", EPS, d=d), want, atol=1e-12)
 
 
 def test_the_score_of_roundings_is_a_log_likelihood():
