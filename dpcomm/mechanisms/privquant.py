@@ -222,34 +222,29 @@ def match_steps(cal: Calibration) -> np.ndarray:
     steps = np.cumsum(match_law(cal))
     return steps / steps[-1]
 
-# %% ../../nbs/baselines/privquant.ipynb #cedd9b17
-SHORT = 64  # entries up to which all rows are sorted at once
-
-
-def smallest(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    "True at the `counts` smallest keys of each row: a uniform subset, as keys are random."
-    chosen = np.zeros(keys.shape, bool)
-    if keys.shape[1] <= SHORT:
-        ranked = np.arange(keys.shape[1]) < counts[:, None]
-        np.put_along_axis(chosen, keys.argsort(1), ranked, 1)
-        return chosen
-    for row, key, count in zip(chosen, keys, counts):
-        if count:
-            row[np.argpartition(key, count - 1)[:count]] = True
-    return chosen
-
 # %% ../../nbs/baselines/privquant.ipynb #266d6861
+SHORT = 64  # entries up to which all rows are drawn at once
+
+
 def randomise(numbers: np.ndarray, cal: Calibration, rng) -> np.ndarray:
-    "Keep a random subset of random size, replace the rest. [sqsgd Alg. 1, line 2]"
+    """Keep a random subset of random size, replace the rest; long rows in place.
+    [sqsgd Alg. 1, line 2]
+    """
     n, d = numbers.shape
-    if d > BLOCK:
+    if d > SHORT:
         rows = zip(numbers, row_streams(rng, n))
-        return np.stack([_randomise_long(row, cal, stream) for row, stream in rows])
-    draws = uniform_rows(rng, n, 2 * d + 1)
+        rows = [_randomise_row(row, cal, stream) for row, stream in rows]
+        return np.array(rows, numbers.dtype).reshape(n, d)
+    draws, keep = uniform_rows(rng, n, 2 * d + 1), np.zeros((n, d), bool)
+    ranked = np.arange(d) < draw_matches(draws[:, 0], cal, rng)[:, None]
+    np.put_along_axis(keep, draws[:, 1 : d + 1].argsort(1), ranked, 1)
+    return np.where(keep, numbers, another(numbers, draws[:, d + 1 :], cal.levels))
+
+
+def draw_matches(u: np.ndarray, cal: Calibration, rng) -> np.ndarray:
+    "How many entries are kept, by uniform numbers u and further bits. [inversion]"
     steps = match_steps(cal)[:-1, None]
-    matches = symbols_by_inversion(draws[:, 0], steps, lambda at: match_law(cal), rng)
-    other = another(numbers, draws[:, d + 1 :], cal.levels)
-    return np.where(smallest(draws[:, 1 : d + 1], matches), numbers, other)
+    return symbols_by_inversion(u, steps, lambda at: match_law(cal), rng)
 
 
 def another(numbers: np.ndarray, draws: np.ndarray, levels: int) -> np.ndarray:
@@ -258,12 +253,11 @@ def another(numbers: np.ndarray, draws: np.ndarray, levels: int) -> np.ndarray:
     return other - levels * (other >= levels)
 
 
-def _randomise_long(numbers, cal, rng):
-    # the same of one row, in the same order of draws, few of which exist at one time
-    steps = match_steps(cal)[:-1, None]
+def _randomise_row(numbers, cal, rng):
+    # the same in place, in the same order of draws, few of which exist at one time
     first, keys = rng.random(1), rng.random(len(numbers))
-    matches = symbols_by_inversion(first, steps, lambda at: match_law(cal), rng)
-    keep = smallest(keys[None], matches)[0]
+    count, keep = draw_matches(first, cal, rng)[0], np.zeros(len(numbers), bool)
+    keep[np.argpartition(keys, count - 1)[:count]] = True
     del keys
     for k in range(0, len(numbers), BLOCK):
         part, at = numbers[k : k + BLOCK], keep[k : k + BLOCK]

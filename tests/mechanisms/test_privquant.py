@@ -138,6 +138,7 @@ def test_long_rows_are_drawn_as_short_ones(monkeypatch):
     m, u = PrivQuant(1.0, 5, 40.0), torch.linspace(-1, 1, 50)
     short = m.encode(u, Insecure(1)).payload
     monkeypatch.setattr(pq, "BLOCK", 7)
+    monkeypatch.setattr(pq, "SHORT", 7)
     assert m.encode(u, Insecure(1)).payload == short
 
 
