@@ -41,9 +41,7 @@ LEAD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>This page 
 def tidied(page: str, built: dict) -> str:
     page = INLINE.sub(r'<span class="nobreak">\1\2</span>', TEX.sub("", page))
     apart = r'\1<mspace width="0.167em"></mspace>'
-    page = NORM.sub(
-        r'<mo stretchy="false"\1', AFTER.sub(apart, BEFORE.sub(apart, page))
-    )
+    page = NORM.sub(BAR, AFTER.sub(apart, BEFORE.sub(apart, page)))
     page = ARGUMENTS.sub(lambda match: NEXT.sub("<br>\n", match[1]), page)
     page = PICTURE.sub('<img loading="lazy" ', page)
     word = re.compile("|".join(built))
