@@ -219,7 +219,8 @@ class Mvu(Mechanism):
         return found + 1e-12 * (1 + found)  # more than floats lose
 
     def simulate(self, u: Tensor, rng) -> Tensor:
-        u, rows = self.clip(check_rows("u", u)), [(torch.flatten(u), rng)]
+        u = self.clip(check_rows("u", u))
+        rows = [(torch.flatten(u), rng)]
         if isinstance(rng, (list, tuple)):
             rows = zip(u, row_streams(rng, len(u)))
         drawn = [self._symbols(row, check_stream(stream)) for row, stream in rows]
