@@ -143,7 +143,6 @@ class Mechanism:
     server_is_deterministic = False  # messages alone determine the aggregate
     # relation -> arguments of guarantee and game; empty: no privacy is promised
     relations: dict[str, Any] = {}
-    played: tuple = ()  # further relations of the game, of which nothing is promised
     # (parameters, arguments of the game, most plays) for `dpcomm audit`
     audit_cases: tuple = ()
 
@@ -306,9 +305,8 @@ class Mechanism:
     def game(self, relation: str, rounds: int = 1, **release) -> Game:
         """The game of the worst-case input.
 
-        relation: a key of `relations`, or one that is `played`. rounds: messages of one
-        play. release: arguments of the game, such as d: entries of its vectors. Returns
-        the game.
+        relation: a key of `relations`. rounds: messages of one play. release: arguments
+        of the game, such as d: entries of its vectors. Returns the game.
         """
         raise NotImplementedError
 
@@ -323,7 +321,7 @@ class Mechanism:
         attack -> (n,) scores, large where the client seems present.
         """
         check_plays(present, n)
-        check_choice("relation", relation, (*self.relations, *self.played))
+        check_choice("relation", relation, tuple(self.relations))
         game = self.game(relation, rounds=rounds, **release)
         plays = [game.play(present, n, rng) for _ in range(1 if game.whole else rounds)]
         return {attack: sum(play[attack] for play in plays) for attack in plays[0]}

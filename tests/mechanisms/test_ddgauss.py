@@ -23,7 +23,6 @@ from dpcomm.mechanisms.ddgauss import DDGauss
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy.accounting import INTEGER_ORDERS, gaussian_guarantee
 from dpcomm.secagg import ring
-from dpcomm.secagg.ring import Ring
 
 DIMENSIONS = [1, 2, 3, 16, 100]
 
@@ -38,9 +37,9 @@ def vectors(n, d, norm, *path):
 
 @tabled("d", DIMENSIONS)
 @tabled("bits, n", [(8, 4), (16, 100), (20, 1000)])
-@tabled("padded", [False, True])
-def test_the_grid_solves_its_equation(d, bits, n, padded):
-    m = DDGauss(1.5, 0.8, n, bits, tolerance=0.25, padded=padded)
+@tabled("kind, padded", [(DDGauss, False), (DDGauss, True), (Skellam, False)])
+def test_the_grid_solves_its_equation(d, bits, n, kind, padded):
+    m = kind(1.5, 0.8, n, bits, tolerance=0.25, padded=padded)
     gamma, P = m.step(d), 2 ** (math.ceil if padded else math.floor)(math.log2(d))
     held = 2 * m.k * math.sqrt((n * 1.5) ** 2 / P + n * (gamma**2 / 4 + m.share**2))
     assert m.block(d) == P and 2**bits * gamma == pytest.approx(held)
@@ -48,20 +47,6 @@ def test_the_grid_solves_its_equation(d, bits, n, padded):
 
 
 # ---- shares and sums
-
-
-@tabled("k", [4.0, 0.4])
-@tabled("d", [8, 6])
-def test_aggregate_adds_in_the_ring(k, d):
-    "Exactly, also where the sum wraps."
-    m, close = DDGauss(1.0, 0.5, 16, 12, k=k), dict(rtol=0, atol=1e-4)
-    sent = m.words(torch.eye(d)[:1].repeat(16, 1), seed_tree(0, "ring"))
-    truth, estimates = m.lifted(Ring(12).sum(sent), d) / 16, m.lifted(sent, d)
-    torch.testing.assert_close(m.aggregate(estimates, 16, None), truth, **close)
-    rounds = m.aggregate(estimates.expand(3, 16, d), 1, None)
-    torch.testing.assert_close(rounds, 16 * truth.expand(3, d), **close)
-    plain = estimates.sum(0) / 16
-    assert torch.allclose(plain, truth, atol=1e-5) == (k == 4.0)
 
 
 def test_the_ring_holds_what_it_should():

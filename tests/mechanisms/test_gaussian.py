@@ -16,7 +16,6 @@ from dpcomm.core.random import Insecure, normal, private_stream, seed_tree
 from dpcomm.core.vectors import clip_l2
 from dpcomm.mechanisms import noisy_sums
 from dpcomm.mechanisms.gaussian import Gaussian
-from dpcomm.mechanisms.noisy_sums import noisy_sum_guarantee
 from dpcomm.mechanisms.quantised import Quantised
 from dpcomm.privacy import accounting, audit
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
@@ -171,10 +170,6 @@ def test_cohorts_of_a_fixed_size_are_accounted():
                 assert 1 - 1e-14 <= made.eps / known.eps <= 1.001  # rounding apart
                 told = made.sampling, made.q, made.rounds, made.relation, made.trust
                 assert told == ("fixed", 0.05, 100, relation, "central")
-    same = noisy_sum_guarantee(2.0, 1e-5, 0.05, 100, "fixed", "replace", "rdp-balle")
-    assert (
-        same.eps == fixed_size_epsilon(2.0, 0.05, 100, 1e-5, accountant="rdp-balle").eps
-    )
     assert noise.guarantee(100, 1e-5, note="told", **run).note.count("told") == 1
     with pytest.raises(ValueError, match="sampling is"):
         noise.guarantee(100, 1e-5, **run | dict(sampling="replacement"))

@@ -11,15 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import count_bounds, drawn, radius
-from scipy import stats
+from laws import drawn
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import quantised
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.quantised import Quantised
-from dpcomm.secagg.ring import rounded_norm
 
 settings = st.builds(
     Quantised,
@@ -58,17 +56,6 @@ def test_no_message_is_longer_than_the_clip(m, d, size):
     assert m.step(d) * math.sqrt(M) == pytest.approx(m.clip_norm, rel=1e-15)
 
 
-@tabled("x, N", [(0.5, math.sqrt(0.25 * 4000)), (1.5, 1.5 * math.sqrt(400))])
-def test_the_bound_of_random_rounding_holds_and_is_not_far(x, N):
-    "Exact tail: the squared length of equal entries is a shifted binomial."
-    d, k = round((N / x) ** 2), math.floor(x)
-    for beta in (0.5, 1e-3, 1e-9):
-        # entries rounded up that still fit
-        hits = math.floor((rounded_norm(N, d, beta) ** 2 - d * k**2) / (2 * k + 1))
-        assert stats.binom.sf(hits, d, x - k) <= beta
-    assert rounded_norm(N, d, 0.5) < 1.06 * math.sqrt(N**2 + d / 4)
-
-
 def test_a_longer_rounding_is_drawn_again(monkeypatch):
     "With the chance of redrawing raised to 0.9, many are; none that is sent is too long."
     monkeypatch.setattr(quantised, "REDRAWN", 0.9)
@@ -99,17 +86,6 @@ def test_an_entry_on_the_grid_stays_on_it(bits, clip):
     assert torch.equal(m.whole(u, None)[:, 0], k)
 
 
-def test_random_rounding_is_a_fair_coin():
-    n, m = 20_000, Quantised(1.0, 1.0, 4, "random")
-    u = torch.tensor([[0.31, -0.17, 0.02, 0.0]])
-    x = m.in_steps(u)[0].numpy()
-    z = m.whole(u.expand(n, 4), seed_tree(0, "coin")).numpy()
-    up = z - np.floor(x)
-    low, high = count_bounds(n, x - np.floor(x), 4)
-    assert ((up == 0) | (up == 1)).all()
-    assert (low <= up.sum(0)).all() and (up.sum(0) <= high).all()
-
-
 def test_the_cut_ends_the_grid():
     u = torch.tensor([[0.9, 0.1, -0.3]])
     m, r = (Quantised(1.0, 1.0, 8, rounding, 0.25) for rounding in ("zero", "random"))
@@ -126,17 +102,6 @@ def test_the_cut_ends_the_grid():
 
 
 # ---- messages, sums, noise
-
-
-@tabled("exact", [True, False])
-def test_the_servers_noise_is_that_of_dp_fedavg(exact):
-    sent, rng = torch.zeros(3, 50_000), [seed_tree(0, "noise") for _ in range(2)]
-    a, b = (
-        kind(0.5, 2.0, exact=exact).aggregate(sent, 10, at)
-        for kind, at in zip((Quantised, Gaussian), rng)
-    )
-    assert torch.equal(a, b) and abs(float(a.mean())) < radius(0.1, 50_000)
-    assert float(a.std()) == pytest.approx(0.1, rel=0.02)
 
 
 # ---- guarantee and audit

@@ -19,7 +19,6 @@ from scipy.special import ive
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.core.vectors import rotate
 from dpcomm.mechanisms import skellam as module
 from dpcomm.mechanisms.skellam import Skellam
 from dpcomm.privacy.accounting import (
@@ -79,16 +78,6 @@ def test_thresholds_are_the_first_bits_of_the_cumulative_law(mu, bits):
             exact = int(truth[min(k, len(truth) - 1)] * 2**bits)
             assert t == min(exact, 2**bits - 1)
     assert found[-1] == 2**bits - 1 or len(found) == 1
-
-
-@tabled("bits", [1, 6, 64])
-@tabled("mu", [Fraction(1, 3), Fraction(40), Fraction(1000, 7)], ids=str)
-def test_counts_are_poisson_however_short_the_words(mu, bits):
-    "With words of one bit every draw is settled by further bits; the law must not notice."
-    words = seed_tree(0, "words", bits).integers(2**bits, size=20_000, dtype=np.uint64)
-    law = counts.poisson_weights, mu
-    x = discrete.by_inversion(law, words, seed_tree(0, "more", bits), bits)
-    assert x.dtype == np.int64 and poisson_fit(x, mu) > ALARM / 9
 
 
 def test_a_word_that_equals_a_threshold_is_settled_on_either_side(monkeypatch):
@@ -188,16 +177,6 @@ def test_skellam_follows_the_bessel_law(mu):
     assert fits(x, mu, int(9 * math.sqrt(mu)) + 3) > ALARM / 3
 
 
-def test_a_sum_of_shares_is_the_same_law_exactly():
-    for n, mu in ((2, 0.3), (5, 2.0), (10, 0.1)):
-        total = law(mu, 120)
-        for _ in range(n - 1):
-            total = np.convolve(total, law(mu, 120), mode="same")
-        np.testing.assert_allclose(total, law(n * mu, 120), atol=1e-14)
-    draws = skellam(Fraction(3, 10), (10, 60_000), seed_tree(0, "ten")).sum(0)
-    assert fits(draws, 3, 14) > ALARM
-
-
 # ---- privacy
 
 
@@ -227,33 +206,6 @@ def test_the_guarantee_is_the_bound_at_the_honest_noise():
 
 
 # ---- shares and sums
-
-
-@tabled("d, bits, n", [(1, 6, 5), (100, 16, 20), (1000, 10, 100)])
-def test_the_grid_fits_the_ring(d, bits, n):
-    m = Skellam(2.0, 0.3 * math.sqrt(n) / 2.0, n, bits)
-    gamma, P = m.step(d), 2 ** math.floor(math.log2(d))
-    room = 4 * math.sqrt((2.0 * n) ** 2 / P + n * (0.3**2 + gamma**2 / 4))
-    assert 2**bits * gamma / 2 == pytest.approx(room)
-
-
-def test_the_noise_of_a_share_and_the_length_of_its_vector(monkeypatch):
-    m, u = (
-        Skellam(1.0, 1.0, 4, ring_bits=6),
-        0.4 * torch.randn(200, 60, generator=torch.Generator().manual_seed(0)),
-    )
-    scale, asked = m.step(60), []
-    monkeypatch.setattr(
-        module,
-        "skellam",
-        lambda mu, shape, rng: asked.append(mu) or np.zeros(shape, np.int64),
-    )
-    z = Ring(6).lift(m.words(u, seed_tree(0, "shares")))
-    assert float(asked[0]) == pytest.approx((m.share / scale) ** 2) and m.share == 0.5
-    assert np.linalg.norm(z, axis=1).max() <= rounded_norm(1 / scale, 60, m.beta)
-    exact = (rotate(m.clip(u).double(), 0) / scale).numpy()
-    assert abs(z - exact).max() < 1 + 1e-9, "rounded to a neighbour"
-    assert z.shape == (200, 60) and len(np.unique(z)) > 3
 
 
 def test_the_law_of_a_share_at_the_grid():
