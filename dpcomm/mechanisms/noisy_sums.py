@@ -47,8 +47,7 @@ from dpcomm.core.wire import (
     pack_bits,
     unpack_bits,
 )
-from .contract import Game, IntRange, Mechanism, OrNone
-from .families import smallest
+from .contract import Game, IntRange, Mechanism, OrNone, smallest
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
     INTEGER_ORDERS,

@@ -20,7 +20,7 @@ from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.mechanisms import contract, families, noisy_sums, topk
+from dpcomm.mechanisms import contract, noisy_sums, topk
 from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
@@ -633,7 +633,7 @@ def test_a_game_of_more_rounds_scores_more(case):
             assert here.shape == there.shape == (n,)
             gaps.append(here.mean() - there.mean())
             errors.append(math.hypot(here.std(), there.std()) * 4 / rounds)
-            if isinstance(mechanism, families.Local) and attack == "likelihood":
+            if isinstance(mechanism, contract.Local) and attack == "likelihood":
                 most = rounds * mechanism.message_epsilon() * (1 + 1e-9)
                 assert max(np.abs(here).max(), np.abs(there).max()) <= most
         assert gaps[1] > 2 * gaps[0], relation
