@@ -605,8 +605,8 @@ class LinearSketch(Summed):
         return clip_to_grid(values, self.clip_norm, self.scale)
 
     def opened(self, total: np.ndarray, d: int) -> np.ndarray:
-        "The values (n, K) float64 that sums (n, K) in the ring stand for."
-        return RING.lift(total) * self.scale
+        "The values (n, K) float64 that sums (n, K) stand for."
+        return total if self.sigma is None else RING.lift(total) * self.scale
 
     def summand(self, u: Tensor, key=None) -> np.ndarray:
         # [fltop Alg. 3, output]
@@ -630,8 +630,6 @@ class LinearSketch(Summed):
 
     def decode(self, message: Message) -> Tensor:
         # opened by itself: the client's own noisy values [fltop Alg. 3]
-        if self.sigma is None:
-            return self.expand(finite_floats(self.unwrap(message))[None], message.d)[0]
         return self.lifted(self.to_summand(message), message.d)
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -642,7 +640,7 @@ class LinearSketch(Summed):
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         if self.sigma is None:
-            return self.expand(torch.from_numpy(total)[None], d)[0].double()
+            return self.lifted(total, d).double()
         return super().from_sum(total, n, d)
 
     def simulate(self, u: Tensor, rng) -> Tensor:
