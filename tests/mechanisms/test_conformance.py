@@ -724,11 +724,9 @@ def test_a_guarantee_that_cannot_be_given_is_refused_by_name(case):
     mechanism = case.make(7)
     never = [dict(rounds=0), dict(rounds=1.5), dict(delta=1.0), dict(delta=-1e-3)]
     never += [dict(sampling="nobody"), dict(accountant="magic")]
-    never += [
-        dict(sampling=drawn)
-        for drawn in ("poisson", "fixed")
-        if drawn not in mechanism.samplings
-    ]
+    known = {how.get("sampling") for how in mechanism.relations.values()}
+    known |= {*mechanism.samplings}
+    never += [dict(sampling=drawn) for drawn in {"poisson", "fixed"} - known]
     if case.release["delta"]:
         never.append(dict(delta=0.0))
     takes = inspect.signature(mechanism.guarantee).parameters
