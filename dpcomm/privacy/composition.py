@@ -212,7 +212,8 @@ def _rough(pair, rare):
         return pair.loss[seen], pair.p[seen]
     above, _, below, _ = pair.tails(ROUGH)
     first = max(np.searchsorted(below, rare, side="right") - 1, 0)
-    last = min(np.searchsorted(-above, -rare), len(ROUGH) - 1)
+    revealed = math.exp(above[-1])  # however large the loss
+    last = int((np.exp(above) - revealed <= math.exp(rare)).argmax())
     y = ROUGH[first : last + 1]
     return y, _rounded_up(pair, y)[0]
 

@@ -332,18 +332,6 @@ class Listed(Pair):
         size = size[size > 1e-9 * size.max(initial=0.0)]
         return float(size.min()) if size.size else 0.0
 
-
-class OnGrid(Listed):
-    "A distribution that is already rounded: masses at losses k step, and at infinity."
-
-    def __init__(self, k, mass, infinite, step):
-        self.loss, self.p = np.append(k * step, np.inf), np.append(mass, infinite)
-        self.q = self.p * np.exp(-self.loss)
-        self.step, self.top = step, math.inf
-
-    def anchor(self, step):
-        return self.step
-
 # %% ../../nbs/foundations/pairs.ipynb #pr000007
 SWAPS = ("replace", "local")  # relations that move a sum by two clips
 EVERY = ("add-remove", "zero-out", "replace", "local")

@@ -20,7 +20,7 @@ from dpcomm.privacy.accounting import (
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
-from .composition import upper_end
+from .composition import both_ends, upper_end
 from .guarantee import PREMISES, Guarantee
 from .losses import Losses
 from .pairs import Seen, gaussian_pairs
@@ -29,8 +29,6 @@ from dpcomm.privacy.rec_pairs import (
     EXCESS_VARIANCE,
     MASS_ROUNDING,
     _covering_lognormal,
-    _lower_eps,
-    _pld_eps,
     null_slot_pairs,
     opposite_pair,
 )
@@ -272,7 +270,8 @@ def pld_epsilon(c: float, run: RecRun, delta: float) -> Guarantee:
         how = "losses that cover any two updates"
         eps = min(eps, _two_updates_eps(c, run.K, run.groups, q, rounds, delta))
     elif PLD_RANGE[0] <= c <= PLD_RANGE[1]:
-        eps = min(eps, _pld_eps(c, run.K, run.groups, q, rounds, delta))
+        pairs = null_slot_pairs(c, run.K, run.groups, q, rounds, delta)
+        eps = min(eps, max(upper_end([(pair, rounds)], delta) for pair in pairs))
         how = "losses of its exact law" if run.groups == 1 else how
     told = renyi.note.split("; best")[0]
     note = f"{told}; {how}, rounded up, or exact-balle if smaller"
@@ -309,9 +308,11 @@ def pld_bracket(c: float, run: RecRun, delta: float) -> tuple:
     "The worst split's epsilon from below, and from above as `pld_epsilon` has it. [Prop. I]"
     check_choice("relation", run.relation, ("null-slot", "poisson-null"))
     check_number("c", c, str(list(PLD_RANGE)))
-    high = pld_epsilon(c, run, delta)
     rounds, q = run.composed
-    return _lower_eps(c, run.K, q, rounds, delta), high.eps
+    parts = [(p, rounds) for p in null_slot_pairs(c, run.K, 1, q, rounds, delta, False)]
+    left = delta + rounds * q * MASS_ROUNDING
+    low = max(both_ends([part], left)[0] for part in parts)
+    return low, pld_epsilon(c, run, delta).eps
 
 # %% ../../nbs/dprec/accountant.ipynb #c0b1f9a5
 LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice

@@ -12,8 +12,7 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from .composition import both_ends, upper_end
-from .pairs import Chorded, Listed, OnGrid, symmetric_tails
+from .pairs import Chorded, Listed, Seen, gaussian_pairs, symmetric_tails
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00004
 NORMAL_RANGE = 9  # standard deviations of a normal law that are kept
@@ -135,73 +134,31 @@ def _ratio_cells(w, power, up, c, K, n=ATOMS):
     return mass, mean
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00017
-def _loss(w, q):
-    "Loss of a slot that is the client's at rate q, where its message has ratio w."
-    return np.log(w) if q == 1 else np.log1p(q * (w - 1))
+FINE = 16_000  # cells of a ratio
+MASS_ROUNDING = 1e-10  # allowance for float64, a part of each mass and mean of a ratio
 
 
-def _ratio(loss, q):
-    "The ratio of a message at which a slot has a loss."
-    return np.exp(loss) if q == 1 else 1 + np.expm1(loss) / q
-
-
-def _upper_grid(cells, bounds, q, step):
-    "First index, null masses of a slot at losses step * k, and at ratio 0: rounded up."
-    bottom, last, top = (float(_loss(w, q)) / step for w in bounds)
-    k = np.arange(
-        math.floor(bottom) + (q < 1), min(math.floor(last) + 2, math.ceil(top))
-    )
-    mass, mean = cells(_ratio(k * step, q))
-    k = np.concatenate([[k[0] - 1], k, [math.ceil(top)]])
-    w = np.append(0 if q == 1 else _ratio(k[0] * step, q), _ratio(k[1:] * step, q))
-    right = np.clip((mean - w[:-1] * mass) / np.diff(w), 0, mass)
-    mass = np.bincount(k - k[0], np.append(mass - right, 0) + np.append(0, right))
-    return (k[1], mass[1:], mass[0]) if q == 1 else (k[0], mass, 0.0)
-
-# %% ../../nbs/dprec/losses.ipynb #b1d00021
-def _chernoff_width(mass, loss, rounds, log_tail):
-    "Of an interval that a sum of losses leaves on either side with at most exp(log_tail)."
-    t, some = np.geomspace(1e-2, 1e6, 161), mass > 0
-    mass, loss, ends = np.log(mass[some]), loss[some], []
-    for sign in (-1, 1):
-        y = mass + sign * t[:, None] * loss
-        top = y.max(1)
-        log_sum = top + np.log(np.exp(y - top[:, None]).sum(1))
-        ends.append(sign * ((rounds * log_sum - log_tail) / t).min())
-    return ends[1] - ends[0]
-
-# %% ../../nbs/dprec/losses.ipynb #b1d00025
-POINTS_PER_STD = 64  # grid points per standard deviation of a loss
-CIRCLE_SIZES = (2**12, 2**20)  # of a circle
-
-
-def _choose_grid(law, top, q, rounds, delta):
-    "Bounds of the ratio, and the grid's step."
-    mass, mean = law(top / (1 + np.exp(-np.linspace(-45, 35, 4000))), 1, True)
-    ratio = mean / np.maximum(mass, 1e-300)
-    some = (mass > 1e-30) & (ratio > 0)
-    mass, ratio = mass[some], ratio[some]
-    bottom = ratio[np.searchsorted(mass.cumsum(), 1e-9 * delta / rounds)]
-    client = (mass * ratio)[::-1].cumsum()[::-1]
-    last = ratio[
-        min(np.searchsorted(-client, -1e-6 * delta / (rounds * q)), len(ratio) - 1)
-    ]
-    loss, log_tail = _loss(ratio, q), math.log(1e-6 * delta)
-    laws = (mass * np.exp(loss), loss), (mass, -loss)
-    span = max(_chernoff_width(*one, rounds, log_tail) for one in laws)
-    size = 2 ** math.ceil(math.log2(POINTS_PER_STD * span / math.sqrt(mass @ loss**2)))
-    size = min(max(size, CIRCLE_SIZES[0]), CIRCLE_SIZES[1])
-    return (bottom, last, top), span / (size - 4)
+def _slot_laws(c, K, q, power, up):
+    "Laws, a row each, of a slot that is the client's at rate q, and of a null one."
+    odds = np.linspace(-45, 35, 2000)
+    masses = _ratio_cells(K / (1 + np.exp(-odds)), 1, True, c, K)
+    heavy = odds[np.max(masses, axis=0)[:-1] > 1e-30]
+    odds = np.linspace(heavy[0] - 0.04, heavy[-1] + 0.04, FINE)
+    w = np.unique(K / (1 + np.exp(-odds)))
+    w = w[w < K]
+    null, mean = _ratio_cells(w, power, up, c, K)
+    if up:
+        null, mean = (x * (1 + MASS_ROUNDING) for x in (null, mean))
+        mean *= 1 + 2 * power * MASS_ROUNDING
+        w = np.concatenate([[0], w, [K]])
+        right = np.clip((mean - w[:-1] * null) / np.diff(w), 0, null)
+        null = np.append(null - right, 0) + np.append(0, right)
+        mean = w * null
+    return np.array([null + q * (mean - null), null])[:, null > 1e-200]
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00030a
 EXCESS_VARIANCE = 0.05  # least excess variance for several groups
 COARSE_ATOMS = 256  # atoms of a sum for them
-
-
-def _gaussian_cells(w, v):
-    "Null mass, and null mean of g, in cells of a lognormal g of log-variance v."
-    t = np.log(w) / math.sqrt(v) + math.sqrt(v) / 2
-    return _normal_cells(t), _normal_cells(t - math.sqrt(v))
 
 
 def _gaussian_hockey_stick(w, v):
@@ -246,68 +203,21 @@ def _covering_lognormal(c, K, room, most):
     return _covering_lognormal(c, K, 2 * room, most)
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00033
-MASS_ROUNDING = 1e-10  # allowance for float64, a part of each mass and mean of a ratio
-
-
-def _ratio_law(c, K, groups, q, rounds, delta):
-    "Cells of a message's ratio, its top, and the chance that it reveals its sender."
-    if groups == 1:
-        return functools.partial(_ratio_cells, c=c, K=K), K, 0.0
-    room, chance = _covering_lognormal(
-        c, K, max(EXCESS_VARIANCE, 6 / K), 0.1 * delta / (rounds * q)
-    )
-    v = (1 + room) * c * c
-
-    def law(w, power, up):
-        return _gaussian_cells(w, v)
-
-    return law, math.exp((NORMAL_RANGE + 1) * v**0.5 + v / 2), chance
-
-
 def null_slot_pairs(
-    c: float, K: int, groups: int, q: float, rounds: int, delta: float
+    c: float, K: int, groups: int, q: float, rounds: int, delta: float, up=True
 ) -> tuple:
-    "Pairs, one a direction, of a slot maybe the client's, against null. [Props. I and K]"
-    law, top, chance = _ratio_law(c, K, groups, q, rounds, delta)
-    bounds, step = _choose_grid(law, top, q, rounds, delta)
-    hidden, pairs = q * (chance + MASS_ROUNDING * (groups > 1)), []
-    for power in (1, -1):
+    """Pairs, one a direction, of a slot maybe the client's, against null. [Props. I and K]
 
-        def cells(w):
-            mass, mean = law(w, power, True)
-            more = MASS_ROUNDING
-            return mass * (1 + more), mean * (1 + more + 2 * power * more)
-
-        first, mass, gone = _upper_grid(cells, bounds, q, step)
-        k = first + np.arange(len(mass))
-        if power > 0:
-            pairs.append(OnGrid(k, mass * np.exp(k * step), hidden, step))
-        else:
-            pairs.append(OnGrid(-k[::-1], mass[::-1], hidden + gone, step))
-    return tuple(pairs)
-
-
-FINE = 16_000  # cells of a ratio whose means stand for them
-
-
-def _lower_eps(c, K, q, rounds, delta):
-    "What no accountant of one group can be below: cells at their means. [Prop. I]"
-    found, odds = [], np.linspace(-45, 35, 2000)
-    heavy = odds[_ratio_cells(K / (1 + np.exp(-odds)), 1, True, c, K)[0][:-1] > 1e-30]
-    w = K / (1 + np.exp(-np.linspace(heavy[0] - 0.04, heavy[-1], FINE)))
-    for power in (1, -1):
-        mass, mean = _ratio_cells(w, power, False, c, K)
-        seen = mass > 1e-200
-        laws = (mass + q * (mean - mass))[seen], mass[seen]
-        parts = [(Listed(*laws[::power]), rounds)]
-        found.append(both_ends(parts, delta + rounds * q * MASS_ROUNDING)[0])
-    return max(found)
-
-
-def _pld_eps(c, K, groups, q, rounds, delta):
-    "Epsilon of the composed losses, the larger of both directions."
-    pairs = null_slot_pairs(c, K, groups, q, rounds, delta)
-    return max(upper_end([(pair, rounds)], delta) for pair in pairs)
+    up: dominating pairs; else, of one group, pairs that the slot itself dominates.
+    """
+    if groups > 1:
+        most = 0.1 * delta / (rounds * q)
+        room, chance = _covering_lognormal(c, K, max(EXCESS_VARIANCE, 6 / K), most)
+        pairs = gaussian_pairs((1 + room) ** 0.5 * c, q, "add-remove", "poisson", None)
+        revealed = q * (chance + MASS_ROUNDING)
+        return tuple(Seen((pair,), (1.0,), revealed) for pair in pairs)
+    laws = [_slot_laws(c, K, q, power, up)[::power] for power in (1, -1)]
+    return tuple(Listed(*law[:, law[0] > 0]) for law in laws)
 
 # %% ../../nbs/dprec/losses.ipynb #opp00004
 OPPOSITE = 400, 800, 4000  # atoms of a sum and of t, losses of the curve
