@@ -456,7 +456,7 @@ def audit_all(args) -> int:
     from dpcomm.evidence.figures import Table
     from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
-    from dpcomm.privacy.audit_cases import HEADER, LEGEND, cases, row
+    from dpcomm.privacy.audit import HEADER, LEGEND, cases, row
 
     sys.path.insert(0, "")  # my.module:Class stands where the command was typed
     audit.ceiling(args.trials, args.delta, args.alarm)
@@ -524,7 +524,7 @@ def choose_all(args) -> None:
     if args.json:
         print(json.dumps(choice.as_dict(), allow_nan=False))
     else:
-        print_tables(args, *(Table(*made) for made in choose.tables(choice)))
+        print_tables(args, Table(*choose.table(choice)))
 
 
 @verb(

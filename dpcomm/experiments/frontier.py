@@ -101,8 +101,8 @@ def rows(s: Setting, eps: int, bits: float = None, trust: str = "central") -> di
     """
     asked = s.deployment(trust)
     how = dict(accountants=RENYI, tried=choose.grids(asked.d, bits, True))
-    ranking = choose.choose(asked, float(eps), bits, **how).rankings[0]
-    return {row.name: row for row in ranking.rows}
+    ranked = choose.choose(asked, float(eps), bits, **how).rows
+    return {row.name: row for row in ranked}
 
 
 def row_of(s: Setting, kind: str, eps: int, few: bool = False):

@@ -120,7 +120,7 @@ def plays(name: str, d: int, n: int, entries: int) -> tuple:
 def play(line: Line, seed: int, inputs, how, name, d, n, bits, entries) -> dict:
     "Play rounds of one mechanism at one size."
     choice = choice_for(d, n, bits)
-    row = next((row for row in choice.rankings[0].rows if row.name == name), None)
+    row = next((row for row in choice.rows if row.name == name), None)
     config = dict(kind=name, d=d, n=n, eps=EPS, limit=bits)
     data = dict(name="unit vectors, half of the energy in common", n=n)
     if row is None:

@@ -24,13 +24,12 @@ from dpcomm.core.checks import (
 )
 from dpcomm.mechanisms.contract import (
     IntRange,
-    Local,
     Mechanism,
     OrNone,
     check_range,
     mechanism_class,
 )
-from ..privacy import noise_search
+from .families import Local
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 from ..privacy.shuffling import Shuffled
@@ -169,11 +168,10 @@ class Deployment:
         free = "beta" if given else cls.free
         given = _given(self, cls, free, clip_norm, fixed)
 
-        def account(mechanism):
-            return self.guarantee(mechanism, accountant)
-
-        search = noise_search.Tried(
-            lambda value: cls(**given, **{free: value}), account
+        search = _Search(
+            lambda value: cls(**given, **{free: value}),
+            lambda mechanism: self.guarantee(mechanism, accountant).eps,
+            eps,
         )
         toward = -1 if free in SPENT else 1
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
@@ -185,17 +183,17 @@ class Deployment:
             fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
             first = first if accountant else fine.sigma
             if accountant or not search.eps(math.log(first)) <= eps:
-                _check_ring(fine, bits, eps, account)
-        near = noise_search.start(search, name, free, math.log(first))
-        if not eps * (1 - noise_search.NEAR) <= search.eps(near) <= eps:
+                _check_ring(fine, bits, eps, search.account)
+        near = search.start(name, free, math.log(first))
+        if not eps * (1 - NEAR) <= search.eps(near) <= eps:
             # records name an accountant: their search is kept, step by step
-            step = math.log(2) if accountant else noise_search.reach(search, eps, near)
-            safe, risky = noise_search.bracket(search, eps, near, toward, step)
+            step = math.log(2) if accountant else search.reach(near)
+            safe, risky = search.bracket(near, toward, step)
             if safe is None or risky is None:
-                raise ValueError(_beyond(search, name, free, eps, safe, toward))
-            near, end = noise_search.narrowed(search, eps, safe, risky, not accountant)
+                raise ValueError(_beyond(search, name, free, safe, toward))
+            near, end = search.narrowed(safe, risky, not accountant)
             if end < 0.99 * eps and toward > 0:  # what is spent goes in whole steps
-                raise ValueError(_beyond(search, name, free, eps, (near, end), toward))
+                raise ValueError(_beyond(search, name, free, (near, end), toward))
         return search.build(math.exp(near))
 
     def audit(
@@ -454,6 +452,100 @@ MORE = 1.5  # times the noise of a ring of 32 bits that a smaller one may need
 SPENT = "eps", "beta"  # free fields of which more is less private
 
 
+NEAR = 4e-3  # part of eps that the search may leave
+FAR = math.log(1e90)  # largest factor that is tried
+JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump or an edge
+
+
+class _Search:
+    "Eps at logarithms of the free field, each accounted once; inf where it is refused."
+
+    def __init__(self, build, account, target):
+        self.build, self.account, self.target = build, account, target
+        self.known, self.why = {}, None
+
+    def eps(self, x):
+        if x not in self.known:
+            try:
+                self.known[x] = self.account(self.build(math.exp(x)))
+            except ValueError as error:
+                self.known[x], self.why = math.inf, self.why or error
+        return self.known[x]
+
+    def start(self, name, free, x):
+        "A value near x that is accounted; the first refusal where there is none."
+        for k in range(13):
+            for near in (x + k * math.log(2), x - k * math.log(2)):
+                if self.eps(near) < math.inf:
+                    return near
+        about = f"{name} is not to be had with {free} = {math.exp(x):.3g}: "
+        raise ValueError(about * str(self.why).startswith(f"{free} is") + str(self.why))
+
+    def reach(self, x):
+        "A step that should be enough from x: eps falls about as the noise grows."
+        value = self.eps(x)
+        off = abs(math.log(value / self.target)) if value > 0 else math.inf
+        return min(1.2 * off + NEAR, math.log(2))
+
+    def bracket(self, x, toward, step):
+        "A safe and a risky value with their eps; None for one that is not there."
+        safe, risky, first = None, None, x
+        while abs(x - first) <= FAR:
+            value = self.eps(x)
+            if value <= self.target:
+                safe = x, value
+            else:
+                risky = x, value
+            if safe and risky:
+                break
+            x += step * (toward if safe is None else -toward)
+            step *= 1 if x == first else 2
+        return safe, risky
+
+    def narrowed(self, safe, risky, bent):
+        "The safe end of a bracket, within NEAR of the target or at a jump."
+        eps, target = self.target, math.log(self.target) - NEAR / 2
+        widths = [math.inf] * (1 + bent)
+        while safe[1] < eps * (1 - NEAR) and abs(risky[0] - safe[0]) > JUMP:
+            gap = risky[0] - safe[0]
+            slow, share = abs(gap) > 0.5 * widths.pop(0), 0.5
+            widths.append(abs(gap))
+            if not slow and 0 < safe[1] and risky[1] < math.inf:
+                low, high = math.log(safe[1]), math.log(risky[1])
+                share = (target - low) / (high - low)
+                if bent:
+                    share = (self._inverse(target) - safe[0]) / gap
+                share = min(max(share, 0.02), 0.98)
+            x = safe[0] + share * gap
+            value = self.eps(x)
+            if value <= eps:
+                safe = x, value
+            else:
+                risky = x, value
+        return safe
+
+    def _inverse(self, y):
+        "Where the polynomial through the three values nearest to log eps y has it."
+        points = {math.log(v): x for x, v in self.known.items() if 0 < v < math.inf}
+        near = sorted(points, key=lambda at: abs(at - y))[:3]
+        return sum(
+            points[one] * math.prod((y - at) / (one - at) for at in near if at != one)
+            for one in near
+        )
+
+    def least(self, toward):
+        "The value of least eps that is accounted, up to a refusal beyond it."
+        x, step = min(self.known, key=self.known.get), toward * math.log(2)
+        for _ in range(30):
+            if abs(step) < JUMP:
+                break
+            if self.eps(x + step) < self.eps(x):
+                x += step
+            else:
+                step /= 2
+        return x, self.eps(x)
+
+
 def _given(deployment, cls, free, clip_norm, fixed):
     names = [field.name for field in fields(cls)]
     if not cls.free:
@@ -480,8 +572,9 @@ def _given(deployment, cls, free, clip_norm, fixed):
     return {k: v for k, v in shared.items() if k in names} | fixed
 
 
-def _beyond(search, name, free, eps, safe, toward):
+def _beyond(search, name, free, safe, toward):
     "That no value of the free field comes near eps, and which eps is nearest."
+    eps = search.target
     above = min((v for v in search.known.values() if v > eps), default=math.inf)
     if safe is not None and not safe[1]:
         more = f"ask for an eps of at least {above:.4g}"
@@ -495,8 +588,8 @@ def _beyond(search, name, free, eps, safe, toward):
             f" {safe[1]:.4g}, at {free} = {math.exp(safe[0]):.3g}: ask for an eps of at most"
             f" {safe[1]:.4g}"
         )
-    x, least = noise_search.least(search, toward)
-    ends = search.eps(x + toward * 2 * noise_search.JUMP) == math.inf
+    x, least = search.least(toward)
+    ends = search.eps(x + toward * 2 * JUMP) == math.inf
     return (
         f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
         f" {math.exp(x):.4g}, and no less: ask for an eps above that"
@@ -518,7 +611,7 @@ def _check_ring(fine, bits, eps, account):
     def serves(bits):
         try:
             one = replace(fine, ring_bits=bits, sigma=MORE * fine.sigma)
-            return account(one).eps <= eps
+            return account(one) <= eps
         except ValueError:
             return False
 

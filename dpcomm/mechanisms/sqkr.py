@@ -25,7 +25,8 @@ from dpcomm.core.vectors import (
     walsh_hadamard,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import COMPRESSES, Game, IntRange, Local, register
+from .contract import Game, IntRange, register
+from .families import COMPRESSES, Local
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 from ..secagg.discrete import symbols_by_inversion
 

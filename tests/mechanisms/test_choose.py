@@ -10,7 +10,6 @@ import pytest
 import torch
 from tables import tabled
 
-import dpcomm
 from dpcomm import Deployment, cli, mechanism, registered
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import choose as choosing
@@ -19,6 +18,11 @@ from dpcomm.privacy import audit
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
 FEW = Deployment(4, 4, 1, 1e-5, sampling="none", d=32)
+
+
+@functools.cache
+def by_name(asked, eps) -> dict:
+    return {row.name: row for row in choosing.choose(asked, eps).rows}
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +35,17 @@ def known():
     return choosing.choose(KNOWN, 4.0)
 
 
-def played(m, u, gain, plays, rng):
-    "Squared errors of rounds that are played."
-    n, d = u.shape
-    sent = m.simulate(u.repeat(plays, 1), rng).view(plays, n, d)
-    made = torch.stack([m.aggregate(one, n, rng) for one in sent.double()])
-    return ((made / gain - u.mean(0)) ** 2).sum(1)
-
-
 @tabled("name", registered())
 def test_the_predicted_error_is_the_played_one(name):
     plays, u = 400, choosing.examples(FEW.d, 4)
     # a mechanism at a budget where its noise does not hide everything else
-    row = next(r for r in rows(40.0) if r.name == name)
-    said = choosing.average_error(row.built, u, 4)
-    found = played(row.built, u, said.gain, plays, seed_tree(1, name))
+    row = by_name(FEW, 40.0)[name]
+    said, rng = choosing.average_error(row.built, u, 4), seed_tree(1, name)
+    sent = row.built.simulate(u.repeat(plays, 1), rng).view(plays, *u.shape)
+    made = torch.stack([row.built.aggregate(one, 4, rng) for one in sent.double()])
+    found = ((made / said.gain - u.mean(0)) ** 2).sum(1)
     off = (float(found.mean()) - said.error) / float(found.std()) * math.sqrt(plays)
     assert abs(off) < 5.5, f"{off:.1f} standard errors"
-
-
-_ROWS = {}
-
-
-def rows(eps):
-    "All rows of few clients, once."
-    if eps not in _ROWS:
-        found = choosing.choose(FEW, eps)
-        _ROWS[eps] = [row for r in found.rankings for row in r.rows]
-    return _ROWS[eps]
 
 
 def test_a_poisson_cohort_has_a_random_size():
@@ -78,10 +65,7 @@ def test_a_poisson_cohort_has_a_random_size():
 @tabled("name", ["privquant", "pm", "quantised"])
 def test_few_examples_stand_for_a_large_cohort(name):
     "What clipping costs two clients together is no less than nothing."
-    rows = choosing.choose(
-        Deployment(10**4, 10**4, 1, 1e-6, sampling="none", d=16), 4.0
-    )
-    row = next(r for r in rows.rankings[0].rows if r.name == name)
+    row = by_name(Deployment(10**4, 10**4, 1, 1e-6, sampling="none", d=16), 4.0)[name]
     assert row.error >= row.least and row.error > 0
 
 
@@ -104,119 +88,54 @@ def test_a_piece_stands_for_the_whole(name, monkeypatch):
 
 
 def test_every_mechanism_that_is_trusted_enough_is_ranked(choice, known):
-    ranked = {row.name for row in choice.rankings[0].rows}
+    ranked = {row.name for row in choice.rows}
     assert ranked | {*choice.refused} == {*registered()} and not choice.refused
-    trusts = {row.guarantee.trust for row in known.rankings[0].rows}
+    trusts = {row.guarantee.trust for row in known.rows}
     assert "central" not in trusts and "quantised" in known.refused
     local = choosing.choose(replace(ASKED, trust="local"), 4.0)
-    assert {row.guarantee.trust for row in local.rankings[0].rows} == {"local"}
-    assert "gaussian" in {row.name for row in local.rankings[0].rows}
+    assert {row.guarantee.trust for row in local.rows} == {"local"}
+    assert "gaussian" in {row.name for row in local.rows}
 
 
-def test_one_ranking_has_one_definition_and_is_sorted(choice, known):
-    for found in (
-        choice,
-        known,
-        choosing.choose(replace(ASKED, sampling="fixed"), 4.0),
-    ):
-        for ranking in found.rankings:
-            same = {choosing.definition(row.guarantee) for row in ranking.rows}
-            assert same == {ranking.definition}
-            for first, second in itertools.pairwise(ranking.rows):
-                if second.error <= first.error:
-                    assert first.error <= choosing.TIE * second.error
-                    assert first.up["total"] <= second.up["total"]
-            for row in ranking.rows:
-                assert row.guarantee.eps <= found.eps
-                assert row.guarantee == replace(
-                    found.deployment, relation=row.guarantee.relation
-                ).guarantee(row.built)
-
-
-def test_another_definition_has_a_table_of_its_own():
-    @dpcomm.mechanisms.contract.register
-    class Swapped(dpcomm.mechanisms.contract.mechanism_class("gaussian")):
-        name = "swapped"
-        relations = {"replace": dict(relation="replace", accountant="rdp-balle")}
-
-    try:
-        found = choosing.choose(
-            replace(ASKED, visits=None, sampling="none", cohort=5_000), 4.0
-        )
-        assert len(found.rankings) == 2
-        assert [row.name for row in found.rankings[1].rows] == ["swapped"]
-        assert "relation replace" in found.rankings[1].definition
-        assert "not to be compared" in choosing.tables(found)[1][2]
-        assert found.best.name != "swapped"
-    finally:
-        del dpcomm.mechanisms.contract._REGISTRY["swapped"]
-
-
-# ---- the epsilons, attacked at the parameters that choose finds
-
-ATTACKED = Deployment(10, 10, 1, 1e-6, sampling="none", d=16)
-
-
-@functools.cache
-def rows_at(eps) -> dict:
-    "What is offered at an epsilon, by name."
-    return {r.name: r for r in choosing.choose(ATTACKED, eps).rankings[0].rows}
-
-
-def attacked(row, less=1.0, trials=4_000):
-    "The game of a row's mechanism, perhaps of one with less noise, against its claims."
-    m, known = row.built, row.built.relations
-    relation = row.guarantee.relation if row.guarantee.relation in known else "local"
-    claimed = audit.claims(m, relation, d=16)
-    free = m.free
-    spent = getattr(m, free) * (less if free == "sigma" else 1 / less)
-    rng = seed_tree(0, "attacked", m.name)
-    liar = replace(m, **{free: spent})
-    return audit.judge_play(liar, relation, trials, rng, against=claimed, d=16)
-
-
-@pytest.mark.slow
-@tabled("name", registered())
-def test_no_attack_refutes_what_choose_promises(name):
-    "The page of `choosing` plays five times as often."
-    for eps in (0.5, 4.0):
-        row = rows_at(eps)[name]
-        assert row.guarantee == replace(ATTACKED, relation="zero-out").guarantee(
-            row.built
-        )
-        assert not attacked(row, trials=1_000 if name == "rec" else 4_000).refuted
+def test_rows_are_sorted_and_keep_what_they_promise(choice, known):
+    "Ties in error by bits, one definition, errors above the lower bound, bits in full."
+    asked = {
+        (replace(ASKED, sampling="fixed"), 4.0, None),
+        (replace(ASKED, trust="local"), 8.0, None),
+        (KNOWN, 0.5, 2.0),
+        (replace(KNOWN, d=300), 4.0, None),
+        (replace(KNOWN, d=4_096), 4.0, 16.0),
+    }
+    for found in (choice, known, *(choosing.choose(*one) for one in asked)):
+        s = replace(found.deployment, relation="zero-out")
+        for first, second in itertools.pairwise(found.rows):
+            if second.error <= first.error:
+                assert first.error <= choosing.TIE * second.error
+                assert first.up["total"] <= second.up["total"]
+        for row in found.rows:
+            assert row.guarantee.eps <= found.eps and row.error >= row.least
+            assert row.against >= 1 and row.guarantee == s.guarantee(row.built)
+            assert row.built.bits(s.d).content <= (found.bits or math.inf) * s.d
+            total = sum(v for k, v in row.up.items() if k != "total")
+            assert row.up["total"] == total
+            assert ("session" in row.up) == row.built.summed
+    for row in choice.rows:
+        assert row.error < by_name(ASKED, 1.0)[row.name].error
 
 
 @tabled("name", ["gaussian", "privquant", "pm", "topk"])
 def test_the_attack_notices_half_of_the_noise(name):
-    row = rows_at(4.0)[name]
-    assert not attacked(row).refuted
-    assert attacked(row, less=0.5).refuted
-
-
-def test_no_mechanism_is_below_its_bound():
-    for trust in ("central", "secagg", "local"):
-        for eps in (0.5, 8.0):
-            for row in (
-                choosing.choose(replace(ASKED, trust=trust), eps).rankings[0].rows
-            ):
-                assert row.error >= row.least, row.name
-                assert row.against >= 1
-
-
-def test_less_epsilon_is_more_error(choice):
-    less = {r.name: r.error for r in choosing.choose(ASKED, 1.0).rankings[0].rows}
-    for row in choice.rankings[0].rows:
-        assert row.error < less[row.name]
-
-
-def test_bits_are_kept(known):
-    for bits in (0.5, 2.0):
-        for row in choosing.choose(KNOWN, 4.0, bits).rankings[0].rows:
-            assert row.built.bits(256).content <= bits * 256
-    for row in known.rankings[0].rows:
-        assert row.up["total"] == sum(v for k, v in row.up.items() if k != "total")
-        assert ("session" in row.up) == row.built.summed
+    "And not the whole; the page audits every row."
+    row = by_name(Deployment(10, 10, 1, 1e-6, sampling="none", d=16), 4.0)[name]
+    m, known = row.built, row.built.relations
+    relation = row.guarantee.relation if row.guarantee.relation in known else "local"
+    less = 0.5 if m.free == "sigma" else 2.0
+    for factor in (1.0, less):
+        played = replace(m, **{m.free: getattr(m, m.free) * factor})
+        run = relation, 4_000, seed_tree(0, "attacked", name)
+        against = audit.claims(m, relation, d=16)
+        refuted = audit.judge_play(played, *run, against=against, d=16).refuted
+        assert refuted == (factor == less)
 
 
 def test_a_session_s_bits_are_those_that_it_sends():
@@ -237,28 +156,24 @@ def test_a_session_s_bits_are_those_that_it_sends():
 
 
 def test_the_best_builds_for_every_clip(known):
-    for row in known.rankings[0].rows:
+    for row in known.rows:
         for clip in (0.01, 7.0):
             made = row.mechanism(clip)
             promise = replace(KNOWN, relation="zero-out").guarantee(made)
             assert promise.eps == pytest.approx(row.guarantee.eps, rel=1e-3)
             u = clip * choosing.examples(256)
-            error = choosing.average_error(made, u, 50)
-            assert error.error == pytest.approx(clip**2 * row_error(row), rel=1e-2)
-
-
-def row_error(row):
-    return choosing.average_error(row.built, choosing.examples(256), 50).error
+            error = choosing.average_error(made, u, 50).error
+            usual = choosing.average_error(row.built, choosing.examples(256), 50).error
+            assert error == pytest.approx(clip**2 * usual, rel=1e-2)
 
 
 def test_the_caller_s_updates_are_predicted_for():
     sparse = torch.zeros(3, 256)
     sparse[:, 0] = 1.0
-    own = choosing.choose(ASKED, 4.0, updates=sparse).rankings[0].rows
-    usual = {r.name: r.error for r in choosing.choose(ASKED, 4.0).rankings[0].rows}
-    found = {row.name: row.error for row in own}
-    assert found["pm"] != pytest.approx(usual["pm"], rel=0.1)
-    assert found["gaussian"] == pytest.approx(usual["gaussian"], rel=0.01)
+    own = choosing.choose(ASKED, 4.0, updates=sparse).rows
+    found, usual = {row.name: row.error for row in own}, by_name(ASKED, 4.0)
+    assert found["pm"] != pytest.approx(usual["pm"].error, rel=0.1)
+    assert found["gaussian"] == pytest.approx(usual["gaussian"].error, rel=0.01)
 
 
 def test_a_ring_s_fewest_bits_are_advised(known):
@@ -267,36 +182,26 @@ def test_a_ring_s_fewest_bits_are_advised(known):
     bits = float(why.rpartition("raise bits to ")[2])
     assert 2 < bits < 20
     found = choosing.choose(KNOWN, 4.0, bits)
-    assert "skellam" in {row.name for row in found.rankings[0].rows}
+    assert "skellam" in {row.name for row in found.rows}
 
 
 def test_a_ring_between_those_that_are_tried_is_found():
     "At epsilon .05 twelve bits do not hold the noise, and thirteen do."
     server = replace(ASKED, visits=None, d=2_000)
     found = choosing.choose(server, 0.05, 13.5)
-    assert {r.name: r.built for r in found.rankings[0].rows}["ddgauss"].ring_bits == 13
+    assert {r.name: r.built for r in found.rows}["ddgauss"].ring_bits == 13
 
 
 # ---- the answer
 
 
-def test_a_tie_in_error_is_broken_by_bits():
-    "Of sums with the same noise the smaller messages are the answer."
-    for d, bits in ((256, None), (300, None), (4_096, 16.0)):
-        rows = choosing.choose(replace(KNOWN, d=d), 4.0, bits).rankings[0].rows
-        tied = [row for row in rows if row.error < choosing.TIE * rows[0].error]
-        assert rows[0].up["total"] == min(row.up["total"] for row in tied)
-        least = min(row.error for row in rows)
-        assert rows[0].error <= choosing.TIE * least
-
-
 def test_nothing_that_sends_a_part_is_listed_with_all_of_it(choice, known):
     for found in (choice, known, choosing.choose(replace(KNOWN, d=2), 4.0)):
-        for row in found.rankings[0].rows:
+        for row in found.rows:
             if row.name in ("topk", "compressive"):
                 assert row.built.fraction < 1
     whole = choosing.choose(ASKED, 4.0, tried=choosing.grids(256, whole=True))
-    assert {r.name: r.built for r in whole.rankings[0].rows}["topk"].fraction == 1
+    assert {r.name: r.built for r in whole.rows}["topk"].fraction == 1
 
 
 def test_noise_that_drowns_the_signal_is_said_and_what_to_change():
@@ -320,6 +225,6 @@ def test_the_command_prints_tables_and_json(capsys):
     found = json.loads(capsys.readouterr().out)
     asked = choosing.choose(KNOWN, 4.0, 1.0)
     assert found == json.loads(json.dumps(asked.as_dict()))
-    assert found["rankings"][0]["rows"][0]["mechanism"] == asked.best.name
+    assert found["rows"][0]["mechanism"] == asked.best.name
     assert cli.main([*words.split(), "--cohort", "6000"]) == 2
     assert "cohort is 6000 of 5000 clients" in capsys.readouterr().err
