@@ -298,47 +298,33 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
     return min(rdp_to_eps(ORDERS, curve, delta, "balle")[0], found)
 
 # %% ../../nbs/foundations/accounting.ipynb #8ec11eec
-def _check_run(relation, sampling, trust, accountant, delta, q, scope):
+ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
+
+
+def _check_run(relation, sampling, trust, accountant, delta, q):
     check_choice("relation", relation, RELATIONS)
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, NORMAL)
     check_choice("accountant", accountant, ACCOUNTANTS)
-    drawn = sampling == "poisson" and accountant != "pld"
-    missing = ""
-    if sampling in ("fixed", "replacement"):
-        missing = (
-            "an amplification bound in this function for cohorts of a fixed size:"
-            " `fixed_size_accountant.fixed_size_epsilon` has one; or use"
-            " sampling='poisson' or 'none'"
-        )
-    elif relation in ("null-slot", "poisson-null"):
-        missing = "a null message, which a Gaussian sum does not have; use relation='zero-out'"
-    elif drawn and trust != "central":
-        missing = (
-            "a Rényi curve against a server that sees who takes part; use"
-            " accountant='pld', or sampling='none' with the rounds in which a client"
-            " takes part"
-        )
-    elif drawn and relation in SWAPS:
-        missing = (
-            "a Rényi curve for a swapped client under sampling; use accountant='pld',"
-            " relation='add-remove' or 'zero-out', or sampling='none'"
-        )
-    if missing:
+    _check_combination(trust, sampling, relation)
+    renyi = sampling == "poisson" and accountant != "pld"
+    if (
+        sampling in ("fixed", "replacement")
+        or relation in ("null-slot", "poisson-null")
+        or (renyi and (trust != "central" or relation in SWAPS))
+    ):
         raise ValueError(
             f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust"
-            f" = {shown(trust)} cannot be accounted for. Missing: {missing}."
+            f" = {shown(trust)} has no {accountant} of a Gaussian sum: use accountant ="
+            " 'pld' for Poisson cohorts, `fixed_size_epsilon` for cohorts of a fixed"
+            " size, or sampling='none' with the rounds in which a client takes part"
         )
-    _check_combination(trust, sampling, relation)
     check_number("delta", delta, "(0, 1)")
     if check_number("q", q, "[0, 1]") != 1 and sampling == "none":
         raise ValueError(
             f"q is {shown(q)}; with sampling = 'none' it must be 1: pass sampling='poisson'"
             " if clients are sampled"
         )
-
-
-ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
 
 
 @functools.lru_cache(16)
@@ -356,11 +342,8 @@ def gaussian_guarantee(
     relation: str = "add-remove",
     trust: str = "central",
     accountant: str = "rdp-classic",
-    unit: str = "client",
-    scope: str = "total",
-    note: str = "",
-    premises: dict | None = None,
     orders=None,
+    **about,
 ) -> Guarantee:
     """The guarantee of clipped sums with Gaussian noise. [Mironov, Talwar & Zhang 2019]
 
@@ -372,26 +355,26 @@ def gaussian_guarantee(
     relation: or 'zero-out'; 'replace', 'local' without sampling or by 'pld'.
     trust: a name in `NORMAL`; 'local': every message has this noise.
     accountant: 'rdp-classic', 'rdp-balle' or 'pld', the smallest.
-    unit: whose contribution is clipped, as in `Guarantee`; so are scope, note, premises.
     orders: Rényi orders, (n,), > 1; None: `ORDERS`; not used by 'pld'.
+    about: unit, whose contribution is clipped, scope, note, premises of the `Guarantee`.
     Returns: what the run proves.
     """
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    orders = ORDERS if orders is None else orders
-    _check_run(relation, sampling, trust, accountant, delta, q, scope)
+    _check_run(relation, sampling, trust, accountant, delta, q)
     far, sigma = 2.0 if relation in SWAPS else 1.0, _check_sigma(sigma)
     rounds = int(check_between("rounds", rounds, 1, 2**53))
-    said = dict(relation=relation, sampling=sampling, trust=trust, unit=unit)
-    said |= dict(scope=scope, note=note, premises=premises or {})
-    said |= dict(rounds=rounds, q=float(q))
+    about = dict(unit="client", scope="total", rounds=rounds, q=float(q)) | about
+    about |= dict(relation=relation, sampling=sampling, trust=trust)
     if accountant == "pld":
         eps = _pld_eps(sigma, delta, q, rounds, relation, trust == "central")
-        return Guarantee(eps, delta, accountant=accountant, **said)
+        return Guarantee(eps, delta, accountant=accountant, **about)
     run = sigma / far, q
-    usual = orders is ORDERS
-    curve = _usual_curve(*run) if usual else rdp_subsampled_gaussian(orders, *run)
-    conversion = accountant.removeprefix("rdp-")
-    return guarantee_from_rdp(orders, compose(curve, rounds), delta, conversion, **said)
+    curve = (
+        _usual_curve(*run) if orders is None else rdp_subsampled_gaussian(orders, *run)
+    )
+    orders, conversion = ORDERS if orders is None else orders, accountant[4:]
+    return guarantee_from_rdp(
+        orders, compose(curve, rounds), delta, conversion, **about
+    )
 
 # %% ../../nbs/foundations/accounting.ipynb #7b91d33d
 def check_everyone(sampling: str) -> str:

@@ -127,23 +127,6 @@ def test_one_round_has_the_closed_profile(sigma, q, relation):
     assert exact <= 1e-5 < exact * 1.02
 
 
-@tabled("order", [1.2, 2, 3.5, 8, 40])
-@tabled("sigma, q", [(1.0, 0.01), (1.54, 1 / 60), (5.0, 0.4)])
-def test_moments_under_replacement_by_quadrature(order, sigma, q):
-    def log_f(x):
-        ratio = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 2) / sigma**2)
-        if ratio <= 0:
-            return -math.inf
-        both = math.expm1((1 - order) * ratio) * math.expm1(-order * ratio)
-        return order * ratio + math.log(both) + norm.logpdf(x, 0, sigma)
-
-    ours = fixed_size_rdp(sigma, q, order)[0] * (order - 1)
-    ends = 1, 2 * order + 14 * sigma
-    how = dict(points=(2, 2 * order), epsabs=0, epsrel=1e-10, limit=500)
-    scaled = quad(lambda x: math.exp(log_f(x) - ours), *ends, **how)[0]
-    assert math.isclose(scaled, -math.expm1(-ours), rel_tol=1e-7)  # excess = e^ours - 1
-
-
 @tabled("order", [1.2, 3.5, 40])
 @tabled("sigma, q", [(0.02, 0.01), (0.1, 0.4), (0.3, 1e-4), (1.0, 0.9)])
 def test_the_second_side_is_that_integral_at_any_noise(sigma, q, order):
@@ -204,40 +187,3 @@ def test_participations_is_a_quantile_and_a_union_bound():
     cohorts = [rng.choice(600, 10, replace=False) for _ in range(200)]
     counts = np.bincount(np.concatenate(cohorts), minlength=600)
     assert counts.max() <= participations(200, 1 / 60, 1 - ALARM, 600)
-
-
-# ---- the vote
-
-
-# ---- the table
-
-
-def cohort_law(values, m, sigma, x):
-    return np.mean(
-        [norm.pdf(x, sum(c), sigma) for c in itertools.combinations(values, m)], axis=0
-    )
-
-
-@tabled("seed", range(6))
-def test_no_small_population_beats_the_theorems(seed):
-    "All cohorts of 2 among 5 clients; the constant population of seed 0 attains the bound."
-    rng, sigma, x = seed_tree(seed, "population"), 0.9, np.linspace(-14, 14, 28_001)
-    others, own, swapped = -np.ones(4), 1.0, -1.0
-    if seed:
-        others = rng.choice([-1, 1, rng.uniform(-1, 1)], 4)
-        own, swapped = rng.choice([-1, 1], 2, replace=False)
-    P, Q, alone = (
-        cohort_law(v, 2, sigma, x) for v in ([own, *others], [swapped, *others], others)
-    )
-    B, slack = norm.pdf(x, 0, sigma), []
-    A = 0.6 * B + 0.4 * norm.pdf(x, 2, sigma)
-    for a in (1.0, 1.2, 2.0, 5.0):
-
-        def stick(p, q):
-            return np.maximum(p - a * q, 0).sum() * 1e-3
-
-        bound = stick(A, B)
-        slack += [bound - stick(P, Q), bound - stick(Q, P), bound - stick(P, alone)]
-        slack += [stick(B, A) - stick(alone, P)]
-    assert min(slack) > -1e-9
-    assert seed or abs(slack[0]) < 1e-9 and abs(slack[2]) < 1e-9
