@@ -76,10 +76,8 @@ def test_a_learning_curve_is_the_mean_over_seeds_of_the_rounds_all_have():
 
 
 def test_a_learning_curve_counts_a_seed_once_the_oldest():
-    found = [
-        run(0, [10], [0.1], date="2026-01-01", machine="here"),
-        run(0, [10], [0.9], date="2026-02-01", machine="there"),
-    ]
+    dates = "2026-01-01", "2026-02-01"
+    found = [run(0, [10], [y], date=day) for y, day in zip((0.1, 0.9), dates)]
     for order in (found, found[::-1]):
         line = figures.learning_curve(order, "eps3.rec", "rec")
         assert list(line["mean"]) == [0.1]
