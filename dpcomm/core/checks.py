@@ -118,9 +118,9 @@ def check_reals(name: str, values, range: str = "(-inf, inf)") -> np.ndarray:
     good = (low < x) & (x < high) | np.isin(x, ends)
     if good.all() and x.size:
         return x
-    found = f"holds {x[~good].flat[0]:g}" if x.size else "is empty"
+    what = f"holds {x[~good].flat[0]:g}" if x.size else "is empty"
     raise ValueError(
-        f"{name} {found}; it must hold numbers in {range}, at least one: change {name}"
+        f"{name} {what}; it must hold numbers in {range}, at least one: change {name}"
     )
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3075
@@ -142,8 +142,8 @@ def check_kind(name: str, value, kinds, how: str):
     "Refuse an object of any other kind; how: what to pass instead."
     if not isinstance(value, kinds):
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        known = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"{name} is {shown(value)}; it must be a {known}: pass {how}")
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} is {shown(value)}; it must be a {names}: pass {how}")
     return value
 
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02

@@ -114,11 +114,11 @@ def below(u: np.ndarray, p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     [Devroye 1986, Ch. II.2]
     """
     ahead = p - u
-    found = ahead > 0
-    if (again := found & (ahead < 2.0**-53)).any():
+    lower = ahead > 0
+    if (again := lower & (ahead < 2.0**-53)).any():
         rest = ahead[again] * 2.0**53
-        found[again] = below(rng.random(rest.shape), rest, rng)
-    return found
+        lower[again] = below(rng.random(rest.shape), rest, rng)
+    return lower
 
 # %% ../../nbs/foundations/random.ipynb #7c1e4b92
 def bernoulli(p, rng) -> np.ndarray:

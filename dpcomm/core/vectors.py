@@ -104,8 +104,8 @@ COLUMNS = 2**16  # entries of a row at once, which a cache holds
 
 def by_columns(entries: Callable, u: Tensor) -> tuple:
     "The same as `entries` of (n, d) as a whole, by blocks of columns; a tuple of tensors."
-    found = [entries(part) for part in u.split(COLUMNS, 1)]
-    return tuple(torch.cat(parts, 1) for parts in zip(*found))
+    made = [entries(part) for part in u.split(COLUMNS, 1)]
+    return tuple(torch.cat(parts, 1) for parts in zip(*made))
 
 # %% ../../nbs/foundations/vectors.ipynb #1974ef10
 def flatten(tensors) -> Tensor:

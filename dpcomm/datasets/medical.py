@@ -106,8 +106,8 @@ DEATH_DISPOSITIONS = {"11", "19", "20", "21"}
 
 # %% ../../nbs/datasets/medical.ipynb #d0med08
 def _diabetes_codes(row, drugs):
-    known = row["gender"] in ("Male", "Female")
-    yield "gender " + (row["gender"] if known else "Unknown")
+    stated = row["gender"] in ("Male", "Female")
+    yield "gender " + (row["gender"] if stated else "Unknown")
     yield "admission " + ADMISSION_TYPES.get(row["admission_type_id"], "Unknown")
     yield from (f"drug {drug}" for drug in drugs if row[drug] != "No")
     diagnoses = (row[name] for name in ("diag_1", "diag_2", "diag_3"))
@@ -299,12 +299,12 @@ def virtual_hospitals(
     public = np.r_[dead[:public_deaths], alive[:survivors]]
     dead, alive = dead[public_deaths:], alive[survivors:]
     dealt, dropped = _deal_patients(dead, alive, n_hospitals, rng)
-    own = np.sort(dealt.ravel())
+    trained = np.sort(dealt.ravel())
     x, y = records.x, records.y
-    data = Dataset(records.name, x[own], y[own], x[tested], y[tested])
+    data = Dataset(records.name, x[trained], y[trained], x[tested], y[tested])
     rule = (
         f"{n_hospitals} virtual hospitals of {dealt.shape[1]}, a death in each,"
         f" {len(public)} public patients"
     )
-    federation = Federation(data, tuple(np.searchsorted(own, dealt)), rule)
+    federation = Federation(data, tuple(np.searchsorted(trained, dealt)), rule)
     return Split(federation, x[public], y[public], dropped)

@@ -27,9 +27,9 @@ WINDOW = 80  # characters read
 
 def clean_text(speeches) -> str:  # one line
     "A role's speeches as one line in LEAF's alphabet. [Caldas et al. 2018]"
-    known = set(SYMBOLS)
+    symbols = set(SYMBOLS)
     text = " ".join(speeches)
-    return " ".join("".join(c for c in text if c in known or c.isspace()).split())
+    return " ".join("".join(c for c in text if c in symbols or c.isspace()).split())
 
 # %% ../../nbs/datasets/shakespeare.ipynb #d0sha02
 NUMBER = np.full(256, 255, np.uint8)

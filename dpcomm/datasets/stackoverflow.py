@@ -38,8 +38,8 @@ def _solve_moments(mean, std, k):
 
     s2 = np.log1p((std / mean) ** 2)
     start = np.log(mean) - s2 / 2, np.log(s2) / 2
-    (mu, log_s), _, found, _ = fsolve(error, start, full_output=True, xtol=1e-13)
-    if found != 1 or max(map(abs, error((mu, log_s)))) > 1e-8:
+    (mu, log_s), _, status, _ = fsolve(error, start, full_output=True, xtol=1e-13)
+    if status != 1 or max(map(abs, error((mu, log_s)))) > 1e-8:
         raise ValueError(
             "no rounded log-normal has these moments: raise most, or lower std"
         )
@@ -95,8 +95,8 @@ class SyntheticPosts:
         """
         clients = [*map(int, range(self.n_clients) if clients is None else clients)]
         last = self.n_clients - 1
-        own = kind == "client" and clients
-        if own and not 0 <= min(clients) <= max(clients) <= last:
+        trains = kind == "client" and clients
+        if trains and not 0 <= min(clients) <= max(clients) <= last:
             raise ValueError(
                 f"client numbers run from {min(clients)} to {max(clients)}; they must be"
                 f" in 0..{last}: sample them from the federation"

@@ -226,13 +226,13 @@ def tally(paper: str, table: str = None, found: verdicts.Evidence = None) -> dic
 # %% ../../nbs/evidence/claims.ipynb #51559f0b
 def tally_text(counted: dict) -> str:
     "What `tally` returns in words."
-    words = []
+    classes = []
     for name, each in counted.items():
         parts = ", ".join(f"{n:,} {w}" for w, n in each.items() if w != name)
-        words.append(
+        classes.append(
             f"{name} {sum(each.values()):,}" + (f" ({parts})" if parts else "")
         )
-    return "; ".join(words) or "no number of it earns a verdict"
+    return "; ".join(classes) or "no number of it earns a verdict"
 
 # %% ../../nbs/evidence/claims.ipynb #5fece444
 def _bar(counted, link=""):
@@ -279,8 +279,8 @@ def _cause(row, notes):
         return ""
     why = [notes[int(number[:-1]) - 1] for number in numbers]
     if word[2:] == "not run":
-        reason, at_all, known = row[2].partition(SMALLER)
-        smaller = f"run at a smaller scale, which earns no verdict{known}"
+        reason, at_all, rest = row[2].partition(SMALLER)
+        smaller = f"run at a smaller scale, which earns no verdict{rest}"
         why.append(smaller if at_all else reason)
     return f"{word}: {'; '.join(why)}" if why else word
 

@@ -38,15 +38,15 @@ def link_text(cell: str) -> str:  # the words of the link
 def cell_html(cell: str) -> str:
     "One table cell for a page: escaped; a link within the site, or to the web. [HTML 5]"
     link = LINK.fullmatch(cell)
-    words = html.escape(link_text(cell))
-    return f'<a href="{html.escape(link[2])}">{words}</a>' if link else words
+    text = html.escape(link_text(cell))
+    return f'<a href="{html.escape(link[2])}">{text}</a>' if link else text
 
 
 def cell_markdown(cell: str) -> str:
     "One cell of a pipe table; a link stays one where its address may be followed."
     link = LINK.fullmatch(cell)
-    words = re.sub(r"([|$]|\](?=\())", r"\\\1", link_text(cell))
-    return f"[{words}]({link[2]})" if link else words
+    text = re.sub(r"([|$]|\](?=\())", r"\\\1", link_text(cell))
+    return f"[{text}]({link[2]})" if link else text
 
 # %% ../../nbs/evidence/figures.ipynb #f1173c3a
 LONG = 40  # rows of a sortable table that are stored as text too
@@ -542,8 +542,8 @@ def protocol(parties, messages, sees: dict, title: str = ""):
         for name, x in at.items():
             ax.plot((x, x), (-0.6, end - 0.2), color=INK, lw=1, ls=":", zorder=1)
             ax.text(x, -0.8, name, color=INK, bbox=box | dict(fc="#e8ebef"), **centre)
-            words = textwrap.fill(f"sees {sees[name]}" if name in sees else "", 30)
-            ax.text(x, end, words, ha="center", va="top", **small)
+            seen = textwrap.fill(f"sees {sees[name]}" if name in sees else "", 30)
+            ax.text(x, end, seen, ha="center", va="top", **small)
         for y, (sender, receiver, what, bits) in enumerate(messages):
             start, stop = at[sender], at[receiver]
             if start == stop:

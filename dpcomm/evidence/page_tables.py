@@ -118,7 +118,7 @@ def table_line(key: str, paper: paper_tables.Paper, found: verdicts.Evidence) ->
 def compared(paper, rows, columns, title, corner, found) -> tuple:
     "The lines of `paper_table` to read, and of a long one those that agree, folded."
     p, found = paper_tables.paper(paper), found or verdicts.evidence(paper)
-    several, lines, words, notes, lent = len(columns) > 1, [], [], [], []
+    several, lines, verdicts_of, notes, lent = len(columns) > 1, [], [], [], []
     for label, parts in rows.items():
         parts, labels = (x if isinstance(x, tuple) else (x,) for x in (parts, label))
         for heading, pattern in columns.items():
@@ -131,14 +131,14 @@ def compared(paper, rows, columns, title, corner, found) -> tuple:
             marks = "".join(f" [{notes.index(n) + 1}]" for n in why)
             *first, mark, n = line
             lines.append((*labels, *[heading] * several, *first, mark + marks, n))
-            words.append(mark[2:])
+            verdicts_of.append(mark[2:])
     header = (*corner, *[""] * several, "paper", "ours ± s.e.", "difference")
     header = *header, "verdict", "seeds"
     kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
     header, *lines = [tuple(line[i] for i in kept) for line in (header, *lines)]
     title = title if several else f"{title}: {next(iter(columns))}"
-    title = f"{title}. {verdicts.in_words(Counter(filter(None, words)))}"
-    aside = [word in verdicts.AGREEING and len(lines) > LONG for word in words]
+    title = f"{title}. {verdicts.in_words(Counter(filter(None, verdicts_of)))}"
+    aside = [word in verdicts.AGREEING and len(lines) > LONG for word in verdicts_of]
     read = tuple(line for line, away in zip(lines, aside) if not away)
     agree = tuple(line for line, away in zip(lines, aside) if away)
     notes = (*notes, *lent)
@@ -199,8 +199,8 @@ def paper_line(
     values, err = scale * np.array([c.value for c in cells], float), []
     for c in cells:
         df = (c.n_runs or 1) - 1
-        known = verdicts.Summary(c.value, c.spread, df + 1, df=df)
-        err.append(scale * (known.reach if c.spread else c.read_err or 0.0))
+        theirs = verdicts.Summary(c.value, c.spread, df + 1, df=df)
+        err.append(scale * (theirs.reach if c.spread else c.read_err or 0.0))
     return figures.series(
         mech, x, values, label, "paper", np.array(err), cells[0].n_runs, colour
     )
@@ -216,8 +216,8 @@ def run_guarantees(rows, title: str = "What each run promises, and sends") -> Ta
         stated, as_run = ("no privacy", "", "", ""), as_run or {}
         if g is not None:
             stated = f"{g.eps:.4g}", g.relation, g.sampling, g.accountant
-        words = [f"{v.eps:,.4g} {verdicts.SHORT[k]}" for k, v in as_run.items()]
-        lines.append((name, *stated, ", ".join(words), f"{bits:,}"))
+        ends = [f"{v.eps:,.4g} {verdicts.SHORT[k]}" for k, v in as_run.items()]
+        lines.append((name, *stated, ", ".join(ends), f"{bits:,}"))
         used |= {*as_run}
     whose = "run|epsilon|neighbours|sampling|accountant|epsilon as run|bits per message"
     notes = tuple(
@@ -260,8 +260,8 @@ def epsilon_as_run(found, whose: str, planned=()) -> Shown:
             if stated["relation"] != "null-slot":
                 meant, drawn = (COHORTS[one["sampling"]] for one in (stated, g))
                 why = f"{whose} are for {meant}; the runs draw {drawn}"
-            own = f"{g['eps']:.2g} ({RELATIONS[name].format(unit='client')})"
-            ways.setdefault(why, {}).setdefault(f"{stated['eps']:.2g}", {})[own] = None
+            eps = f"{g['eps']:.2g} ({RELATIONS[name].format(unit='client')})"
+            ways.setdefault(why, {}).setdefault(f"{stated['eps']:.2g}", {})[eps] = None
     said = ["**Epsilon as run.**"]
     for why, pairs in ways.items():
         each = (f"ε = {e} is {' or '.join(o)}" for e, o in sorted(pairs.items()))

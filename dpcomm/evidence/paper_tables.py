@@ -333,14 +333,14 @@ def add(path) -> str:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{shown(str(path))} does not exist: give a TOML file")
-    own, taken = _from_file.__wrapped__(path, own=True), (*papers(), ACROSS)
-    if own.id != path.stem or own.id in taken:
+    added, taken = _from_file.__wrapped__(path, own=True), (*papers(), ACROSS)
+    if added.id != path.stem or added.id in taken:
         raise ValueError(
-            f"{path.name}, paper: id={shown(own.id)}; it must be the name of the file,"
+            f"{path.name}, paper: id={shown(added.id)}; it must be the name of the file,"
             f" and none of {', '.join(taken)}"
         )
-    _added[own.id] = own
-    return own.id
+    _added[added.id] = added
+    return added.id
 
 # %% ../../nbs/evidence/paper_tables.ipynb #ce402ecb
 def tables(id: str) -> tuple:

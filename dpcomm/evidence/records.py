@@ -142,14 +142,14 @@ Sides = defstruct("Sides", [("origin", Made), ("data", Data), ("history", Curves
 
 def fault(record: Record) -> str:  # '' if nothing
     "What a type cannot say: that a name exists, and a cell lies in its unit's range."
-    known, units = (), UNITS.keys()
+    printed, units = (), UNITS.keys()
     if record.paper != paper_tables.ACROSS:
         cells = paper_tables.cells(record.paper)
-        known, units = {c.key for c in cells}, units | {c.unit for c in cells}
+        printed, units = {c.key for c in cells}, units | {c.unit for c in cells}
     for key, (value, unit) in record.cells.items():
         bare = unit if unit in UNITS else unit.partition(" ")[2]
-        if key not in known and not key.startswith("ours."):
-            return str(refuse("cells: key", key, known))
+        if key not in printed and not key.startswith("ours."):
+            return str(refuse("cells: key", key, printed))
         if unit not in units and bare not in units:
             return str(refuse(f"cells.{key}: unit", unit, units))
         low, high = UNITS.get(bare, (-1e300, 1e300))
@@ -236,9 +236,9 @@ def read(path) -> tuple:
     Returns: tuple of Record, in the order of the file.
     """
     path = Path(path)
-    state, own = path.stat(), path.parent / f"{path.parent.name}.toml"
-    if own.is_file():
-        paper_tables.add(own)
+    state, mine = path.stat(), path.parent / f"{path.parent.name}.toml"
+    if mine.is_file():
+        paper_tables.add(mine)
     return _read(path, state.st_mtime_ns, state.st_size)
 
 
@@ -287,8 +287,8 @@ def result_of(record: Record) -> dict:
 # %% ../../nbs/evidence/records.ipynb #d07eeca2
 def same_kind(a: Record, b: Record) -> bool:  # True where their numbers must be equal
     names = "code", "machine", "device", "threads", "engine", "dtype", "versions"
-    known = a.origin.get("code") is not None
-    return known and all(a.origin.get(k) == b.origin.get(k) for k in names)
+    hashed = a.origin.get("code") is not None
+    return hashed and all(a.origin.get(k) == b.origin.get(k) for k in names)
 
 
 def difference(a: Record, b: Record) -> str:  # '' if none does

@@ -178,14 +178,14 @@ def _order(gap, s, up):
 
 
 def _judged(cell, s, gap):
-    known = cell.kind == "exact" and s.se is None or within_tolerance(s.reach, cell.tol)
+    sure = cell.kind == "exact" and s.se is None or within_tolerance(s.reach, cell.tol)
     inside = within_tolerance(abs(gap), cell.tol)
-    if known and inside:
+    if sure and inside:
         return "match"
-    own = cell.own is not None and within_tolerance(abs(s.mean - cell.own), cell.tol)
-    if known and own:
+    slip = cell.own is not None and within_tolerance(abs(s.mean - cell.own), cell.tol)
+    if sure and slip:
         return "paper's slip" if cell.arithmetic else "unexplained"
-    if known and within_tolerance(abs(gap), 2 * cell.tol):
+    if sure and within_tolerance(abs(gap), 2 * cell.tol):
         return "near"
     if within_tolerance(abs(gap) - half_width(cell, s), cell.tol):
         return "agrees" if inside and math.isfinite(s.reach) else "open"
@@ -467,15 +467,15 @@ def reason_not_run(
 ) -> str:
     also = f"; would not be comparable: {cell.tol_why}" if cell.kind == "shown" else ""
     given = [each for each in paper.not_run if cell.key.startswith(each.prefix)]
-    known = max(given, key=lambda each: len(each.prefix)).text if given else ""
+    stated = max(given, key=lambda each: len(each.prefix)).text if given else ""
     had = {scale: smaller(cell, runs, scale) for scale in ("quick", "smoke")}
-    words = [
+    smaller_runs = [
         f"{k} {format_value(s.mean, cell)} (n = {s.n})" for k, s in had.items() if s
     ]
-    if words:
-        never = f"; {known}" if known.startswith("cannot be filled") else ""
-        return f"{'; '.join(words)}: no verdict{never}{also}"
-    return (known or "no full-scale record") + also
+    if smaller_runs:
+        never = f"; {stated}" if stated.startswith("cannot be filled") else ""
+        return f"{'; '.join(smaller_runs)}: no verdict{never}{also}"
+    return (stated or "no full-scale record") + also
 
 
 def row_of(
