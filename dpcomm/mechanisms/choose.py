@@ -23,7 +23,7 @@ from .contract import Mechanism, mechanism_class, registered
 from .deployments import Deployment, TooFewBits
 from ..privacy.guarantee import Guarantee
 from ..privacy.lower_bounds import information, least_error
-from ..secagg import session, shamir
+from ..secagg import session
 
 # %% ../../nbs/reference/choosing.ipynb #c4000005
 def examples(d: int, rows: int = None) -> Tensor:
@@ -132,7 +132,7 @@ _graph = cache(session.graph_parameters)  # of n clients and two rates
 
 def _session_bits(s, bits, sent):
     "Bits that a session adds to the words of one client, up and down."
-    n = min(s.cohort, shamir.MOST_SHARES)
+    n = min(s.cohort, session.MOST_SHARES)
     graph = _graph(n, max(s.dropouts, RATES[0]), RATES[1])
     words = max(1, sent.payload // bits)
     chosen = {k: getattr(graph, k) for k in ("threshold", "quorum", "committee")}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Setup', 'graph', 'committee']
 
-# %% ../../nbs/secagg/protocol.ipynb #7d01e324
+# %% ../../nbs/secagg/protocol.ipynb #9ff61b59
 # pyright: reportAssignmentType=false
 # (None stands until __post_init__ or a first use fills the field)
 import functools
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ..core.checks import check_between, shown
+from ..core.checks import check_between, check_kind, shown
 from ..core.random import seed_tree
 from ..core.wire import Message, parse_message
 from dpcomm.secagg.errors import (
@@ -39,21 +39,23 @@ from dpcomm.secagg.errors import (
     RingOverflow,
     SupportMismatch,
 )
-from .masking import HEAD, agree, public_key
-from .ring import Ring
-from dpcomm.secagg.shamir import (
+from dpcomm.secagg.masking import (
+    HEAD,
     PRIME,
+    agree,
     evaluate,
     is_sum_or_difference,
     pack_elements,
     polynomial,
     private_from_scalar,
+    public_key,
     random_element,
     scalar,
     unpack_elements,
 )
+from .ring import Ring
 
-# %% ../../nbs/secagg/protocol.ipynb #8d0a4285
+# %% ../../nbs/secagg/protocol.ipynb #62553816
 @dataclass(frozen=True)
 class Setup:
     """Public parameters of a session. [Bonawitz et al. 2017; Bell et al. 2020]
@@ -84,7 +86,42 @@ class Setup:
     signatures: int = None
 
     def __post_init__(self):
-        check_setup(self)
+        "Fill in defaults; refuse unsafe parameters. [Bonawitz et al. 2017, Sec. 6]"
+        n = check_between("n_clients", self.n_clients, 2, SERVER - 1)
+        check_between("d", self.d, 1, 2**32 - 1)
+        check_kind("ring", self.ring, Ring, "for example Ring(32)")
+        k = self._fill("neighbours", n - 1, min(2, n - 1), n - 1)
+        if n * k % 2:
+            raise ValueError(
+                f"neighbours is {k} and n_clients {n}; their product must be even: pass"
+                f" {k - 1} neighbours"
+            )
+        t = check_between("threshold", self.threshold, k // 2 + 1, k)
+        least = max(t + 1, n // 2 + 1)
+        q = self._fill("quorum", max(least, n * t // k), least, n)
+        m = self._fill("committee", n, 1, n)
+        usual = q if m == n else max(m // 2 + 1, m * t // k)
+        self._fill("signatures", usual, m // 2 + 1, m)
+        for name, size in (("session", 16), ("support", None)):
+            value = getattr(self, name)
+            if not isinstance(value, bytes) or len(value) != (size or len(value)):
+                raise ValueError(
+                    f"{name} is {shown(value)}; it must be bytes, a session's 16: pass"
+                    " a fresh os.urandom(16) that every party trusts, or a hash of the"
+                    " agreed support"
+                )
+        most = self.ring.modulus // 2 - 1
+        if self.largest is not None:
+            if (need := n * check_between("largest", self.largest, 0)) > most:
+                text = f"n_clients * largest is {need}; {self.ring.bits} bits hold sums"
+                raise RingOverflow(
+                    f"{text} up to {most}: use more bits", SERVER, ADVERTISE
+                )
+
+    def _fill(self, name, usual, low, high):
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, usual)
+        return check_between(name, getattr(self, name), low, high)
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -104,71 +141,14 @@ class Setup:
         "Type of the words that hold a ring element: uint32 or uint64."
         return np.dtype("<u4" if self.ring.bits <= 32 else "<u8")
 
-# %% ../../nbs/secagg/protocol.ipynb #e4754cef
-def _check_quorum(setup, k):
-    n = setup.n_clients
-    t = check_between("threshold", setup.threshold, k // 2 + 1, k)
-    least = max(t + 1, n // 2 + 1)
-    q = max(least, n * t // k) if setup.quorum is None else setup.quorum
-    check_between("quorum", q, least, n)
-    m = n if setup.committee is None else setup.committee
-    check_between("committee", m, 1, n)
-    s = q if m == n else max(m // 2 + 1, m * t // k)
-    s = s if setup.signatures is None else setup.signatures
-    check_between("signatures", s, m // 2 + 1, m)
-    return dict(quorum=q, committee=m, signatures=s)
-
-
-def _check_bytes(setup):
-    if not isinstance(setup.session, bytes) or len(setup.session) != 16:
-        raise ValueError(
-            f"session is {shown(setup.session)}; it must be 16 bytes: pass a fresh"
-            " os.urandom(16) that every party trusts"
-        )
-    if not isinstance(setup.support, bytes):
-        raise ValueError(
-            f"support is {shown(setup.support)}; it must be bytes: pass a hash of the"
-            " agreed support"
-        )
-
-# %% ../../nbs/secagg/protocol.ipynb #d0prot08
-def check_setup(setup: Setup) -> None:
-    "Fill in defaults; refuse unsafe parameters. [Bonawitz et al. 2017, Sec. 6]"
-    n = check_between("n_clients", setup.n_clients, 2, SERVER - 1)
-    check_between("d", setup.d, 1, 2**32 - 1)
-    if not isinstance(setup.ring, Ring):
-        raise ValueError(
-            f"ring is {shown(setup.ring)}; it must be a Ring: pass for example Ring(32)"
-        )
-    k = n - 1 if setup.neighbours is None else setup.neighbours
-    check_between("neighbours", k, min(2, n - 1), n - 1)
-    if n * k % 2:
-        raise ValueError(
-            f"neighbours is {k} and n_clients {n}; their product must be even: pass"
-            f" {k - 1} neighbours"
-        )
-    filled = dict(neighbours=k) | _check_quorum(setup, k)
-    _check_bytes(setup)
-    if setup.largest is not None:
-        need = n * check_between("largest", setup.largest, 0)
-        most = setup.ring.modulus // 2 - 1
-        if need > most:
-            text = (
-                f"n_clients * largest is {need}; {setup.ring.bits} bits hold sums up to"
-                f" {most}: use more bits"
-            )
-            raise RingOverflow(text, SERVER, ADVERTISE)
-    for name, value in filled.items():
-        object.__setattr__(setup, name, value)
-
-# %% ../../nbs/secagg/protocol.ipynb #350e6cfe
+# %% ../../nbs/secagg/protocol.ipynb #54a0c381
 @functools.lru_cache(maxsize=8)
 def client_circle(n: int, session: bytes) -> np.ndarray:
     "A public random circle of clients: a permutation of ids. [Bell et al. 2020, Sec. 3]"
     rng = seed_tree(int.from_bytes(session, "little"), "secagg graph", n)
     return rng.permutation(n)
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot10
+# %% ../../nbs/secagg/protocol.ipynb #a8cee24f
 @functools.lru_cache(maxsize=8)
 def graph(n: int, k: int, session: bytes) -> np.ndarray:
     """Everybody is joined to the k nearest on the circle. [Bell et al. 2020, Sec. 3]
@@ -184,20 +164,20 @@ def graph(n: int, k: int, session: bytes) -> np.ndarray:
     near[circle] = np.sort(circle[(np.arange(n)[:, None] + offsets) % n], axis=1)
     return near
 
-# %% ../../nbs/secagg/protocol.ipynb #5c0a11b2
+# %% ../../nbs/secagg/protocol.ipynb #195f9349
 @functools.lru_cache(maxsize=8)
 def circle_positions(n: int, session: bytes) -> tuple:
     "The inverse of `client_circle`: where each id sits."
     return tuple(np.argsort(client_circle(n, session)).tolist())
 
-# %% ../../nbs/secagg/protocol.ipynb #87d045f8
+
 def share_points(setup: Setup, owner: int) -> dict:
     "Points, by holder, at which a client's polynomials are evaluated."
     n, at = setup.n_clients, circle_positions(setup.n_clients, setup.session)
     near = graph(n, setup.neighbours, setup.session)[owner].tolist()
     return {j: (at[j] - at[owner]) % n for j in near}
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot12
+# %% ../../nbs/secagg/protocol.ipynb #77b8ddb1
 def committee(setup: Setup) -> list:
     """Those whose signatures on the lists count: the first places of the circle.
 
@@ -205,7 +185,7 @@ def committee(setup: Setup) -> list:
     """
     return client_circle(setup.n_clients, setup.session)[: setup.committee].tolist()
 
-# %% ../../nbs/secagg/protocol.ipynb #e31d8eda
+# %% ../../nbs/secagg/protocol.ipynb #10871d5e
 def surely_connected(setup: Setup, alive) -> bool:
     "Whether masks connect all: at most one gap of k / 2. [Bell et al. 2020, Sec. 3]"
     circle = client_circle(setup.n_clients, setup.session)
@@ -214,34 +194,31 @@ def surely_connected(setup: Setup, alive) -> bool:
     wide = int((gaps >= setup.neighbours // 2).sum())
     return setup.neighbours == setup.n_clients - 1 or wide <= 1
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot14
+
 def check_survivors(setup: Setup, alive, owners, step: int, refused=()) -> None:
     """Refuse to go on with too few clients. [Bonawitz et al. 2017, Fig. 4]
 
     owners: whose secrets must be recoverable. refused: (owner, neighbour that holds no
     share of it).
     """
-    again = "start a new session"
-    if len(alive) < setup.quorum:
-        text = f"{len(alive)} clients are left; {setup.quorum} must be: {again}"
-        raise BelowThreshold(text, SERVER, step)
-    if step <= MASKED and not surely_connected(setup, alive):
-        text = f"the graph of those left may fall apart: {again}"
-        raise BelowThreshold(text, SERVER, step)
     present = np.zeros(setup.n_clients, bool)
     present[list(alive)] = True
     left = present[graph(setup.n_clients, setup.neighbours, setup.session)].sum(1)
     for owner, holder in refused:
         left[owner] -= present[holder]
     short = min(owners, key=lambda i: (left[i], i), default=None)
-    if short is not None and left[short] < setup.threshold:
-        text = (
-            f"{left[short]} of its neighbours are left; {setup.threshold} must be:"
-            f" {again}"
-        )
-        raise BelowThreshold(text, short, step)
+    text, who = "", SERVER
+    if len(alive) < setup.quorum:
+        text = f"{len(alive)} clients are left; {setup.quorum} must be"
+    elif step <= MASKED and not surely_connected(setup, alive):
+        text = "the graph of those left may fall apart"
+    elif short is not None and left[short] < setup.threshold:
+        text, who = f"{left[short]} of its neighbours are left", short
+        text += f"; {setup.threshold} must be"
+    if text:
+        raise BelowThreshold(f"{text}: start a new session", who, step)
 
-# %% ../../nbs/secagg/protocol.ipynb #5c0a11c2
+# %% ../../nbs/secagg/protocol.ipynb #887729a4
 def share_commitment(
     setup: Setup, owner: int, holder: int, kind: int, value: int, blind: int
 ) -> bytes:
@@ -250,24 +227,20 @@ def share_commitment(
     head = b"dpcomm secagg a share" + place + bytes([kind])
     return hashlib.sha256(head + pack_elements((value, blind))).digest()
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot30
-def commitment(due: bytes, kind: int) -> tuple:
-    "(hash, value of the line, e) of a share of one kind, from what both must fit."
-    numbers = unpack_elements(due[64:])
-    return due[32 * kind : 32 * kind + 32], numbers[kind], numbers[2]
-
 
 def matches_commitment(
-    setup: Setup, owner: int, holder: int, kind: int, value: int, commitment: tuple
+    setup: Setup, owner: int, holder: int, kind: int, value: int, due: bytes
 ) -> bool:
-    "Whether a share fits its (hash, value of the line, e). [Atapoor et al. 2023]"
-    if value >= PRIME:
-        return False
-    hashed, line, e = commitment
-    blind = (line - e * value) % PRIME
-    return share_commitment(setup, owner, holder, kind, value, blind) == hashed
+    """Whether a share fits. [Atapoor et al. 2023]
 
-# %% ../../nbs/secagg/protocol.ipynb #5c0a11c7
+    due: what shares of both kinds must fit: two hashes, values of both lines, e.
+    """
+    *lines, e = unpack_elements(due[64:])
+    blind = (lines[kind] - e * value) % PRIME
+    hashed = share_commitment(setup, owner, holder, kind, value, blind)
+    return value < PRIME and hashed == due[32 * kind : 32 * kind + 32]
+
+
 class Dealing(NamedTuple):
     "Shares of one owner, with their commitments."
 
@@ -276,7 +249,7 @@ class Dealing(NamedTuple):
     start: bytes  # 32 bytes: public key of the blind value at 0 of the mask key's line
     lines: list  # of two lists of threshold ints: coefficients of the lines
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot34
+
 def challenge(
     setup: Setup, owner: int, keys: bytes, start: bytes, hashes: dict
 ) -> bytes:
@@ -285,7 +258,7 @@ def challenge(
     head = b"dpcomm secagg challenge" + place + keys
     return hashlib.sha256(head + start + pack_records(hashes)).digest()
 
-# %% ../../nbs/secagg/protocol.ipynb #5c0a11c9
+# %% ../../nbs/secagg/protocol.ipynb #747afa61
 def deal(
     setup: Setup, owner: int, keys: bytes, secrets: tuple, holders, draw
 ) -> Dealing:
@@ -310,7 +283,7 @@ def deal(
     lines = [[(r + e * f) % PRIME for r, f in zip(*both)] for both in zip(blind, real)]
     return Dealing(shares, hashes, start, lines)
 
-# %% ../../nbs/secagg/protocol.ipynb #5c0a11cb
+
 def check_dealing(setup: Setup, owner: int, keys: bytes, dealt: Dealing) -> int:
     "Does the mask key's line pass through the advertised key? Returns e. [Schnorr 1989]"
     wrong = BadShare("its shares are not those of its key: drop it", owner, SHARE)
@@ -324,58 +297,40 @@ def check_dealing(setup: Setup, owner: int, keys: bytes, dealt: Dealing) -> int:
         raise wrong
     return scalar(e)
 
-# %% ../../nbs/secagg/protocol.ipynb #7a11aee7
+# %% ../../nbs/secagg/protocol.ipynb #d7a35bf4
 SIGNATURE_SIZE = 64  # bytes of a signature
 BUNDLE_SIZE = 96  # bytes of two public keys and the hash of public parameters
 
 
-def signed_content(
-    setup: Setup, step: int, sender: int, receiver: int, body: bytes
-) -> bytes:
-    "A message with its sender, receiver, session and round."
-    head = HEAD.pack(setup.session, step, sender, receiver)
+def signed_content(setup: Setup, route: tuple, body: bytes) -> bytes:
+    "A message with its session and its route: round, sender, receiver."
+    head = HEAD.pack(setup.session, *route)
     return b"dpcomm secagg" + hashlib.sha256(head + body).digest()
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot36
-def seal(
-    setup: Setup,
-    identity: Ed25519PrivateKey,
-    step: int,
-    sender: int,
-    receiver: int,
-    body: bytes,
-) -> bytes:
+
+def seal(setup: Setup, identity: Ed25519PrivateKey, route: tuple, body: bytes) -> bytes:
     "Sign and frame. [Ed25519, RFC 8032]"
-    signature = identity.sign(signed_content(setup, step, sender, receiver, body))
-    payload = HEAD.pack(setup.session, step, sender, receiver) + body + signature
+    signature = identity.sign(signed_content(setup, route, body))
+    payload = HEAD.pack(setup.session, *route) + body + signature
     return Message("secagg", setup.d, payload, setup.fingerprint).to_bytes()
 
-# %% ../../nbs/secagg/protocol.ipynb #0751290a
+
 def check_signature(
-    setup: Setup,
-    directory: dict,
-    step: int,
-    sender: int,
-    receiver: int,
-    body: bytes,
-    signature: bytes,
+    setup: Setup, directory: dict, route: tuple, body: bytes, signature: bytes
 ) -> None:
     "Was it said by the owner of the key in the directory? [Ed25519, RFC 8032]"
-    content = signed_content(setup, step, sender, receiver, body)
+    step, sender, _ = route
     try:
         key = Ed25519PublicKey.from_public_bytes(directory[sender])
-        key.verify(signature, content)
+        key.verify(signature, signed_content(setup, route, body))
     except (InvalidSignature, ValueError):
-        text = (
-            "the signature is not made with its key in the directory: drop the message"
-        )
-        raise BadSignature(text, sender, step) from None
+        text = "the signature is not made with its key in the directory"
+        raise BadSignature(f"{text}: drop the message", sender, step) from None
 
-# %% ../../nbs/secagg/protocol.ipynb #cae91bde
-def unseal(
-    setup: Setup, directory: dict, data: bytes, step: int, sender: int, receiver: int
-) -> bytes:
-    "Read a message that must be exactly the next one of this sender, or a SecAggError."
+
+def unseal(setup: Setup, directory: dict, data: bytes, route: tuple) -> bytes:
+    "Read a message that must be exactly the next one of its sender, or a SecAggError."
+    step, sender, _ = route
     try:
         message = parse_message(data, setup.d)
     except ValueError as error:
@@ -383,23 +338,19 @@ def unseal(
     payload = message.payload
     if message.mechanism != "secagg" or len(payload) < HEAD.size + SIGNATURE_SIZE:
         raise Damaged("it is not a secure-aggregation message: drop it", sender, step)
-    found = HEAD.unpack_from(payload)
-    due = (setup.session, step, sender, receiver)
-    names = ("session", "round", "sender", "receiver")
-    wrong = [name for name, a, b in zip(names, found, due) if a != b]
-    if wrong:
+    said, names = HEAD.unpack_from(payload), ("session", "round", "sender", "receiver")
+    pairs = zip(names, said, (setup.session, *route))
+    if wrong := [name for name, one, due in pairs if one != due]:
         text = f"another {' and '.join(wrong)} is due now: drop the message"
         raise Replay(text, sender, step)
     body, signature = payload[HEAD.size : -SIGNATURE_SIZE], payload[-SIGNATURE_SIZE:]
-    check_signature(setup, directory, step, sender, receiver, body, signature)
+    check_signature(setup, directory, route, body, signature)
     if (message.d, message.fingerprint) != (setup.d, setup.fingerprint):
-        text = (
-            "it was made with other public parameters or another support: compare them"
-        )
-        raise SupportMismatch(text, sender, step)
+        text = "it was made with other public parameters or another support"
+        raise SupportMismatch(f"{text}: compare them", sender, step)
     return body
 
-# %% ../../nbs/secagg/protocol.ipynb #ecc7c867
+# %% ../../nbs/secagg/protocol.ipynb #51747db4
 def unpack_records(body: bytes, size: int, allowed, sender: int, step: int) -> dict:
     "Cut a list of records, each led by an id; strangers and repetitions are refused."
     if len(body) % (4 + size):
@@ -412,36 +363,32 @@ def unpack_records(body: bytes, size: int, allowed, sender: int, step: int) -> d
         raise Inconsistent(f"{text}: drop the message", sender, step)
     return {i: record[4:] for i, record in zip(ids, cut)}
 
-# %% ../../nbs/secagg/protocol.ipynb #661ed426
+
 def pack_records(entries: dict) -> bytes:
     "The inverse of `unpack_records`."
     return b"".join(i.to_bytes(4, "little") + entry for i, entry in entries.items())
 
-# %% ../../nbs/secagg/protocol.ipynb #9ccb92e8
+
 def bitmap(ids, n: int) -> bytes:
     "A set of clients in range(n), one bit each."
     flags = np.zeros(n, np.uint8)
     flags[list(ids)] = 1
     return np.packbits(flags, bitorder="little").tobytes()
 
-# %% ../../nbs/secagg/protocol.ipynb #d0prot40
+
 def client_sets(setup: Setup, body: bytes, count: int, step: int) -> list:
     "Read `count` disjoint sets: what the server says about who is in and who is out."
     size = -(-setup.n_clients // 8)
     if len(body) != count * size:
-        text = (
-            f"the lists have {len(body)} bytes; {count * size} are due: nothing is sent"
-        )
-        raise Damaged(text, SERVER, step)
+        text = f"the lists have {len(body)} bytes; {count * size} are due"
+        raise Damaged(f"{text}: nothing is sent", SERVER, step)
     rows = np.frombuffer(body, np.uint8).reshape(count, size)
     flags = np.unpackbits(rows, axis=1, bitorder="little")
-    if flags[:, setup.n_clients :].any():
-        text = "the lists name clients that do not exist: nothing is sent"
-        raise Inconsistent(text, SERVER, step)
     both = (flags.sum(0) > 1).nonzero()[0]
+    if flags[:, setup.n_clients :].any():
+        text = "the lists name clients that do not exist"
+        raise Inconsistent(f"{text}: nothing is sent", SERVER, step)
     if len(both):
-        text = (
-            f"client {both[0]} is listed as survivor and as dropout: nothing is signed"
-        )
-        raise Inconsistent(text, SERVER, step)
+        text = f"client {both[0]} is listed as survivor and as dropout"
+        raise Inconsistent(f"{text}: nothing is signed", SERVER, step)
     return [set(row.nonzero()[0].tolist()) for row in flags]

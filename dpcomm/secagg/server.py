@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['Server']
 
-# %% ../../nbs/secagg/server.ipynb #51beff13
+# %% ../../nbs/secagg/server.ipynb #42401cbf
 import hashlib
-import threading
 from collections import Counter
 
 import numpy as np
@@ -17,11 +16,11 @@ from ..core.checks import shown
 from dpcomm.secagg.client import (
     DEALT_SIZE,
     SEALED_SIZE,
+    Party,
     check_bundle,
-    check_directory,
     pair_key,
+    unpack_state,
 )
-from .client_state import Step, pack_state, stored_form, unpack_state
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -38,7 +37,19 @@ from dpcomm.secagg.errors import (
     Replay,
     SecAggError,
 )
-from .masking import add_mask, agree, derive_key, unpack_words
+from dpcomm.secagg.masking import (
+    ELEMENT_SIZE,
+    PRIME,
+    add_mask,
+    agree,
+    derive_key,
+    evaluate,
+    pack_elements,
+    private_from_scalar,
+    reconstruct,
+    unpack_elements,
+    unpack_words,
+)
 from dpcomm.secagg.protocol import (
     BUNDLE_SIZE,
     SIGNATURE_SIZE,
@@ -47,9 +58,7 @@ from dpcomm.secagg.protocol import (
     bitmap,
     check_dealing,
     check_survivors,
-    commitment,
     committee,
-    graph,
     matches_commitment,
     pack_records,
     seal,
@@ -57,21 +66,44 @@ from dpcomm.secagg.protocol import (
     unpack_records,
     unseal,
 )
-from dpcomm.secagg.shamir import (
-    ELEMENT_SIZE,
-    PRIME,
-    evaluate,
-    pack_elements,
-    private_from_scalar,
-    reconstruct,
-    unpack_elements,
-)
 
-# %% ../../nbs/secagg/server.ipynb #57a7e202
-class ServerKnows:
-    "What a server knows between two rounds: some from the round that is named on."
+# %% ../../nbs/secagg/server.ipynb #52d85456
+ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(32))
 
-    step: Step
+
+def resolve_complaints(setup: Setup, complaints: dict) -> tuple:
+    "Members, refused (owner, holder), and blamed (id -> error), after the complaints."
+    t, blamed = setup.threshold, {}
+    why = f", and fewer than {t} can be corrupt: expelled"
+    for j, about in complaints.items():
+        if len(about) >= t:
+            text = f"it complains about {len(about)} neighbours{why}"
+            blamed[j] = BadShare(text, j, COMPLAIN)
+    heard = {j: about for j, about in complaints.items() if j not in blamed}
+    refused = {(i, j) for j, about in heard.items() for i in about}
+    for i, many in Counter(i for i, _ in refused).items():
+        if many >= t and i not in blamed:
+            text = f"{many} neighbours refuse its shares{why}"
+            blamed[i] = BadShare(text, i, SHARE)
+    members, short = set(complaints) - blamed.keys(), True
+
+    def holders(i):
+        near = share_points(setup, i)
+        return sum(j in members and (i, j) not in refused for j in near)
+
+    while short:
+        short = {i for i in members if holders(i) < t}
+        members -= short
+    return members, {(i, j) for i, j in refused if {i, j} <= members}, blamed
+
+# %% ../../nbs/secagg/server.ipynb #14269238
+class Server(Party):
+    """The server of one session: `receive` each client's message, then `advance`.
+
+    identity: Ed25519 private key, whose public key is in the directory.
+    directory: id -> 32 bytes, for every client and SERVER.
+    """
+
     alive: set[int]  # clients that may speak
     total: np.ndarray
     seen: dict[bytes, int]  # key -> who sent it
@@ -87,25 +119,11 @@ class ServerKnows:
     lists: bytes  # check: hash of survivors and dropouts
     result: np.ndarray  # (d,) the sum, after the last round
 
-
-SERVER_STATE = stored_form(ServerKnows)
-
-# %% ../../nbs/secagg/server.ipynb #c64686e0
-class Server(ServerKnows):
-    """The server of one session: `receive` each client's message, then `advance`.
-
-    identity: Ed25519 private key, whose public key is in the directory.
-    directory: id -> 32 bytes, for every client and SERVER.
-    """
-
     def __init__(self, setup: Setup, identity, directory: dict):
-        check_directory(setup, directory)
-        self.setup, self.identity, self.directory = setup, identity, directory
-        self.step, self.lock = ADVERTISE, threading.Lock()
+        super().__init__(setup, identity, directory)
         self.alive, self.inbox = set(range(setup.n_clients)), {}
         self.total = np.zeros(setup.d, setup.word)
         self.seen, self.refused, self.blamed = {}, set(), {}
-        self.graph = graph(setup.n_clients, setup.neighbours, setup.session)
         self.traffic = np.zeros((len(ROUNDS), setup.n_clients, 2, 2), np.int64)
 
     def receive(self, client: int, data: bytes) -> None:
@@ -115,18 +133,19 @@ class Server(ServerKnows):
         data: its framed message of the present round.
         """
         with self.lock:
-            step = min(self.step, UNMASK)
+            step, text = min(self.step, UNMASK), None
             if self.step == len(ROUNDS):
-                raise Replay("the session is over: drop the message", client, step)
-            if client in self.inbox:
+                text = "the session is over: drop the message"
+            elif client in self.inbox:
                 text = "its message of this round is here already: drop this one"
-                raise Replay(text, client, step)
-            if client not in self.alive:
+            elif client not in self.alive:
                 text = "it is not invited, expelled or has dropped out: drop it"
+            if text:
                 raise Replay(text, client, step)
-            body = unseal(self.setup, self.directory, data, step, client, SERVER)
+            body = unseal(self.setup, self.directory, data, (step, client, SERVER))
             signature = data[-SIGNATURE_SIZE - 4 : -4]
-            self.inbox[client] = ACCEPT[step](self, client, body), signature
+            accept = getattr(self, f"_accept_{ROUNDS[step]}")
+            self.inbox[client] = accept(client, body), signature
             self.traffic[step, client, 0] += 1, len(data)
 
     def advance(self) -> dict:
@@ -135,9 +154,20 @@ class Server(ServerKnows):
         Returns: client -> framed message for the next round.
         """
         with self.lock:
-            if self.step == len(ROUNDS):
+            setup, step, here = self.setup, self.step, sorted(self.inbox)
+            if step == len(ROUNDS):
                 raise Replay("the session is over: start a new one", SERVER, UNMASK)
-            return close_round(self)
+            if step != COMPLAIN:  # whose complaints say first who is left
+                owners = here if step < COMPLAIN else self.members
+                check_survivors(setup, here, owners, step, self.refused)
+            mail = {}
+            for i, body in getattr(self, f"_close_{ROUNDS[step]}")(here).items():
+                mail[i] = seal(setup, self.identity, (step, SERVER, i), body)
+                self.traffic[step, i, 1] += 1, len(mail[i])
+            self.alive, self.inbox, self.step = set(mail), {}, step + 1
+            if self.step == len(ROUNDS):
+                self.bundles, self.dealings, self.seen = {}, {}, {}
+            return mail
 
     def state(self) -> bytes:
         "Put the server away between two rounds: what it knows; it ends here."
@@ -147,10 +177,8 @@ class Server(ServerKnows):
                     f"{len(self.inbox)} messages of the round"
                     f" {shown(ROUNDS[self.step])} have arrived: call advance first"
                 )
-            names = SERVER_STATE.__struct_fields__
-            knows = {name: getattr(self, name, None) for name in names}
-            self.step = len(ROUNDS)
-            return pack_state(self.setup, SERVER, knows)
+            data, self.step = self._store(), len(ROUNDS)
+            return data
 
     @classmethod
     def resume(cls, setup: Setup, identity, directory: dict, state: bytes):
@@ -163,250 +191,154 @@ class Server(ServerKnows):
         Returns: the server.
         """
         server = cls(setup, identity, directory)
-        vars(server).update(unpack_state(setup, SERVER, state, SERVER_STATE)[1])
+        vars(server).update(unpack_state(setup, SERVER, state, cls)[1])
         return server
 
-# %% ../../nbs/secagg/server.ipynb #5c0a11f2
-def close_round(server: Server) -> dict:
-    "Check that enough are here, seal the mail, move on. [Bonawitz et al. 2017, Fig. 4]"
-    setup, step, here = server.setup, server.step, sorted(server.inbox)
-    if step != COMPLAIN:
-        owners = here if step < COMPLAIN else server.members
-        check_survivors(setup, here, owners, step, server.refused)
-    out = {}
-    for i, body in CLOSE[step](server, here).items():
-        out[i] = seal(setup, server.identity, step, SERVER, i, body)
-        server.traffic[step, i, 1] += 1, len(out[i])
-    server.alive, server.inbox, server.step = set(out), {}, step + 1
-    if server.step == len(ROUNDS):
-        server.bundles, server.dealings, server.seen = {}, {}, {}
-    return out
+    def _near(self, client, among):
+        return among & set(self.graph[client].tolist())
 
-# %% ../../nbs/secagg/server.ipynb #3a6a10fd
-ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(32))
+    def _accept_advertise(self, client: int, body: bytes) -> bytes:
+        "Both keys are keys, and nobody sent them before."
+        if len(body) == BUNDLE_SIZE:
+            for key in (body[:32], body[32:64]):
+                agree(ANY_KEY, key, client, ADVERTISE)
+        check_bundle(self.setup, client, body, self.seen)
+        return body
 
+    def _accept_share(self, client: int, body: bytes) -> tuple:
+        "Shares by neighbour, the dealing without them, e; the proof must hold."
+        setup, t = self.setup, self.setup.threshold
+        size, due = ELEMENT_SIZE * (1 + 2 * t), self._near(client, self.advertised)
+        records = unpack_records(body[size:], DEALT_SIZE, due, client, SHARE)
+        if len(records) < len(due):
+            text = f"it sent {len(records)} records; {len(due)} are due: drop it"
+            raise BadShare(text, client, SHARE)
+        hashes = {j: record[SEALED_SIZE:] for j, record in records.items()}
+        numbers = unpack_elements(body[ELEMENT_SIZE:size])
+        if max(numbers) >= PRIME:
+            raise Damaged("its values lie outside the field: drop it", client, SHARE)
+        lines = [numbers[:t], numbers[t:]]
+        dealing = Dealing(None, hashes, body[:ELEMENT_SIZE], lines)
+        e = check_dealing(setup, client, self.bundles[client], dealing)
+        return {j: r[:SEALED_SIZE] for j, r in records.items()}, dealing, e
 
-def accept_bundle(server: Server, client: int, body: bytes) -> bytes:
-    "Round 0: both keys are keys, and nobody sent them before."
-    if len(body) == BUNDLE_SIZE:
-        for key in (body[:32], body[32:64]):
-            agree(ANY_KEY, key, client, ADVERTISE)
-    check_bundle(server.setup, client, body, server.seen)
-    return body
+    def _accept_complain(self, client: int, body: bytes) -> set:
+        "Only neighbours that sent shares can be complained about."
+        near = self._near(client, self.shared)
+        return set(unpack_records(body, 0, near, client, COMPLAIN))
 
-# %% ../../nbs/secagg/server.ipynb #d0srv02
-def accept_shares(server: Server, client: int, body: bytes) -> tuple:
-    "Round 1: shares by neighbour, the dealing without them, e; the proof must hold."
-    setup, t = server.setup, server.setup.threshold
-    size = ELEMENT_SIZE * (1 + 2 * t)
-    due = set(server.graph[client].tolist()) & server.advertised
-    found = unpack_records(body[size:], DEALT_SIZE, due, client, SHARE)
-    if len(found) < len(due):
-        text = f"it sent {len(found)} records; {len(due)} are due: drop it"
-        raise BadShare(text, client, SHARE)
-    hashes = {j: record[SEALED_SIZE:] for j, record in found.items()}
-    numbers = unpack_elements(body[ELEMENT_SIZE:size])
-    if max(numbers) >= PRIME:
-        raise Damaged("its values lie outside the field: drop it", client, SHARE)
-    lines = [numbers[:t], numbers[t:]]
-    dealing = Dealing(None, hashes, body[:ELEMENT_SIZE], lines)
-    e = check_dealing(setup, client, server.bundles[client], dealing)
-    return {j: record[:SEALED_SIZE] for j, record in found.items()}, dealing, e
+    def _accept_masked(self, client: int, body: bytes) -> None:
+        "Add it to the total at once."
+        setup = self.setup
+        if len(body) != (due := -(-setup.d * setup.ring.bits // 8)):
+            text = f"its vector has {len(body)} bytes; {due} are due: drop it"
+            raise Damaged(text, client, MASKED)
+        self.total += unpack_words(body, setup.ring.bits, setup.d, setup.word)
 
-# %% ../../nbs/secagg/server.ipynb #5c0a11f4
-def accept_complaints(server: Server, client: int, body: bytes) -> set:
-    "Round 2: only neighbours that sent shares can be complained about."
-    near = set(server.graph[client].tolist())
-    return set(unpack_records(body, 0, near & server.shared, client, COMPLAIN))
+    def _accept_check(self, client: int, body: bytes) -> None:
+        "It saw the lists that were sent. [Bonawitz et al. 2017, Fig. 4]"
+        if body != self.lists:
+            text = "it signed other lists than were sent: drop it"
+            raise Inconsistent(text, client, CHECK)
 
-# %% ../../nbs/secagg/server.ipynb #d0srv04
-def accept_vector(server: Server, client: int, body: bytes) -> None:
-    "Round 3: add it to the total at once."
-    setup = server.setup
-    due = -(-setup.d * setup.ring.bits // 8)
-    if len(body) != due:
-        text = f"its vector has {len(body)} bytes; {due} are due: drop it"
-        raise Damaged(text, client, MASKED)
-    server.total += unpack_words(body, setup.ring.bits, setup.d, setup.word)
+    def _accept_unmask(self, client: int, body: bytes) -> dict:
+        "A share of each neighbour that takes part, by owner, as it was dealt."
+        near = self._near(client, self.members)
+        due = {i for i in near if (i, client) not in self.refused}
+        records = unpack_records(body, ELEMENT_SIZE, due, client, UNMASK)
+        if len(records) < len(due):
+            text = f"it sent {len(records)} shares; {len(due)} are due: drop it"
+            raise BadShare(text, client, UNMASK)
+        shares = {i: unpack_elements(data)[0] for i, data in records.items()}
+        for i, value in shares.items():
+            about = i, client, int(i not in self.survivors), value
+            if not matches_commitment(self.setup, *about, self.dealings[i][client]):
+                text = f"its share of the secret of client {i} is not the one that it"
+                raise BadShare(f"{text} accepted: drop it", client, UNMASK)
+        return shares
 
-# %% ../../nbs/secagg/server.ipynb #d0srv06
-def accept_lists(server: Server, client: int, body: bytes) -> None:
-    "Round 4: it saw the lists that were sent. [Bonawitz et al. 2017, Fig. 4]"
-    if body != server.lists:
-        text = "it signed other lists than were sent: drop it"
-        raise Inconsistent(text, client, CHECK)
+    def _close_advertise(self, here: list) -> dict:
+        "Hand everybody the neighbours' signed keys. [Bonawitz et al. 2017, Fig. 4]"
+        self.advertised, self.bundles = set(here), {i: self.inbox[i][0] for i in here}
+        signed = {i: b"".join(self.inbox[i]) for i in here}
+        near = {i: [j for j in self.graph[i].tolist() if j in signed] for i in here}
+        return {i: pack_records({j: signed[j] for j in near[i]}) for i in here}
 
-# %% ../../nbs/secagg/server.ipynb #d0srv08
-def accept_revealed(server: Server, client: int, body: bytes) -> dict:
-    "Round 5: a share of each neighbour that takes part, by owner, as it was dealt."
-    near = server.members & set(server.graph[client].tolist())
-    due = {i for i in near if (i, client) not in server.refused}
-    records = unpack_records(body, ELEMENT_SIZE, due, client, UNMASK)
-    found = {i: unpack_elements(data)[0] for i, data in records.items()}
-    if len(found) < len(due):
-        text = f"it sent {len(found)} shares; {len(due)} are due: drop it"
-        raise BadShare(text, client, UNMASK)
-    for i, value in found.items():
-        kind = int(i not in server.survivors)
-        due = commitment(server.dealings[i][client], kind)
-        if not matches_commitment(server.setup, i, client, kind, value, due):
-            text = f"its share of the secret of client {i} is not the one that it"
-            raise BadShare(f"{text} accepted: drop it", client, UNMASK)
-    return found
+    def _close_share(self, here: list) -> dict:
+        "Forward shares with what they must fit. [Bonawitz et al. 2017, Fig. 4]"
+        self.shared, self.dealings, mail = set(here), {}, {i: {} for i in here}
+        for j in here:
+            sealed, dealing, e = self.inbox[j][0]
+            at = share_points(self.setup, j)
+            points = [at[i] for i in sealed]
+            values = zip(*(evaluate(line, points) for line in dealing.lines))
+            self.dealings[j] = {
+                i: dealing.hashes[i] + pack_elements((*both, e))
+                for i, both in zip(sealed, values)
+            }
+            for i in self.shared & set(sealed):
+                mail[i][j] = sealed[i] + self.dealings[j][i]
+        return {i: pack_records(dict(sorted(m.items()))) for i, m in mail.items()}
 
+    def _close_complain(self, here: list) -> dict:
+        "The second mail: who takes part."
+        complaints = {i: self.inbox[i][0] for i in here}
+        members, refused, self.blamed = resolve_complaints(self.setup, complaints)
+        check_survivors(self.setup, members, members, COMPLAIN, refused)
+        self.members, self.refused = members, refused
+        return dict.fromkeys(sorted(members), bitmap(members, self.setup.n_clients))
 
-ACCEPT = (
-    accept_bundle,
-    accept_shares,
-    accept_complaints,
-    accept_vector,
-    accept_lists,
-    accept_revealed,
-)
+    def _close_masked(self, here: list) -> dict:
+        "Announce survivors and dropouts. [Bonawitz et al. 2017, Fig. 4]"
+        self.survivors, n = set(here), self.setup.n_clients
+        body = bitmap(here, n) + bitmap(self.members - self.survivors, n)
+        self.lists = hashlib.sha256(body).digest()
+        return dict.fromkeys(here, body)
 
-# %% ../../nbs/secagg/server.ipynb #2bb0aa6a
-def close_advertise(server: Server, here: list) -> dict:
-    "Hand everybody the neighbours' signed keys. [Bonawitz et al. 2017, Fig. 4]"
-    server.advertised, server.bundles = set(here), {i: server.inbox[i][0] for i in here}
-    signed = {i: b"".join(server.inbox[i]) for i in here}
-    near = {i: [j for j in server.graph[i].tolist() if j in signed] for i in here}
-    return {i: pack_records({j: signed[j] for j in near[i]}) for i in here}
+    def _close_check(self, here: list) -> dict:
+        "Show everybody that enough of the committee signed. [Bonawitz et al. 2017, Fig. 4]"
+        setup, members = self.setup, set(committee(self.setup))
+        signed = {j: self.inbox[j][1] for j in here if j in members}
+        if len(signed) < setup.signatures:
+            text = f"{len(signed)} of the committee signed; {setup.signatures} must"
+            raise BelowThreshold(f"{text}: start a new session", SERVER, CHECK)
+        some, mail = list(signed)[: setup.signatures + 1], {}
+        for i in here:
+            others = [j for j in some if j != i][: setup.signatures - (i in members)]
+            mail[i] = pack_records({j: signed[j] for j in others})
+        return mail
 
-# %% ../../nbs/secagg/server.ipynb #d0srv10
-def close_share(server: Server, here: list) -> dict:
-    "Forward shares with what they must fit. [Bonawitz et al. 2017, Fig. 4]"
-    server.shared, server.dealings, mail = set(here), {}, {i: {} for i in here}
-    for j in here:
-        sealed, dealing, e = server.inbox[j][0]
-        at = share_points(server.setup, j)
-        points = [at[i] for i in sealed]
-        lines = dict(
-            zip(sealed, zip(*(evaluate(line, points) for line in dealing.lines)))
-        )
-        due = {i: dealing.hashes[i] + pack_elements((*lines[i], e)) for i in sealed}
-        for i in server.shared & set(sealed):
-            mail[i][j] = sealed[i] + due[i]
-        server.dealings[j] = due
-    return {
-        i: pack_records(dict(sorted(entries.items()))) for i, entries in mail.items()
-    }
+    def _close_unmask(self, here: list) -> dict:
+        "Recover all secrets, then take the masks out. [Bonawitz et al. 2017, Fig. 4]"
+        setup = self.setup
+        revealed = {j: shares for j, (shares, _) in self.inbox.items()}
+        at, masks = tuple(sorted(share_points(setup, 0).values())), []
+        for i in sorted(self.members):
+            points = share_points(setup, i).items()
+            shares = {x: revealed[j][i] for j, x in points if i in revealed.get(j, ())}
+            masks += self._masks_of(i, reconstruct(shares, setup.threshold, at))
+        for key, negative in masks:
+            add_mask(self.total, key, negative)
+        total = self.total & setup.word.type(setup.ring.modulus - 1)
+        self.result, self.total = total.astype(np.int64), self.total[:0].copy()
+        return {}
 
-# %% ../../nbs/secagg/server.ipynb #5c0a11f6
-def _blame(complaints, t):
-    why = f", and fewer than {t} can be corrupt: expelled"
-    blamed = {}
-    for j, about in complaints.items():
-        if len(about) >= t:
-            text = f"it complains about {len(about)} neighbours{why}"
-            blamed[j] = BadShare(text, j, COMPLAIN)
-    heard = {j: about for j, about in complaints.items() if j not in blamed}
-    refused = {(i, j) for j, about in heard.items() for i in about}
-    for i, many in Counter(i for i, _ in refused).items():
-        if many >= t and i not in blamed:
-            text = f"{many} neighbours refuse its shares{why}"
-            blamed[i] = BadShare(text, i, SHARE)
-    return refused, blamed
-
-
-def resolve_complaints(setup: Setup, complaints: dict) -> tuple:
-    "Members, refused (owner, holder), and blamed (id -> error), after the complaints."
-    refused, blamed = _blame(complaints, setup.threshold)
-    members, short = set(complaints) - blamed.keys(), True
-
-    def holders(i):
-        near = share_points(setup, i)
-        return sum(j in members and (i, j) not in refused for j in near)
-
-    while short:
-        short = {i for i in members if holders(i) < setup.threshold}
-        members -= short
-    return members, {(i, j) for i, j in refused if {i, j} <= members}, blamed
-
-# %% ../../nbs/secagg/server.ipynb #5c0a11f9
-def close_complain(server: Server, here: list) -> dict:
-    "The second mail: who takes part."
-    complaints = {i: server.inbox[i][0] for i in here}
-    members, refused, server.blamed = resolve_complaints(server.setup, complaints)
-    check_survivors(server.setup, members, members, COMPLAIN, refused)
-    server.members, server.refused = members, refused
-    return dict.fromkeys(sorted(members), bitmap(members, server.setup.n_clients))
-
-# %% ../../nbs/secagg/server.ipynb #d0srv12
-def close_masked(server: Server, here: list) -> dict:
-    "Announce survivors and dropouts. [Bonawitz et al. 2017, Fig. 4]"
-    server.survivors, n = set(here), server.setup.n_clients
-    body = bitmap(here, n) + bitmap(server.members - server.survivors, n)
-    server.lists = hashlib.sha256(body).digest()
-    return dict.fromkeys(here, body)
-
-# %% ../../nbs/secagg/server.ipynb #d0srv14
-def close_check(server: Server, here: list) -> dict:
-    "Show everybody that enough of the committee signed. [Bonawitz et al. 2017, Fig. 4]"
-    setup, members = server.setup, set(committee(server.setup))
-    signed = {j: server.inbox[j][1] for j in here if j in members}
-    if len(signed) < setup.signatures:
-        text = f"{len(signed)} of the committee signed; {setup.signatures} must"
-        raise BelowThreshold(f"{text}: start a new session", SERVER, CHECK)
-    some = list(signed)[: setup.signatures + 1]
-    mail = {}
-    for i in here:
-        need = setup.signatures - (i in members)
-        others = [j for j in some if j != i][:need]
-        mail[i] = pack_records({j: signed[j] for j in others})
-    return mail
-
-# %% ../../nbs/secagg/server.ipynb #6dcf5391
-def close_unmask(server: Server, here: list) -> dict:
-    "Recover all secrets, then take the masks out. [Bonawitz et al. 2017, Fig. 4]"
-    setup = server.setup
-    revealed = {j: shares for j, (shares, _) in server.inbox.items()}
-    at, masks = tuple(sorted(share_points(setup, 0).values())), []
-    for i in sorted(server.members):
-        points = share_points(setup, i)
-        known = {x: j for j, x in points.items() if i in revealed.get(j, ())}
-        shares = {x: revealed[j][i] for x, j in known.items()}
-        masks += recovered_masks(server, i, reconstruct(shares, setup.threshold, at))
-    for key, negative in masks:
-        add_mask(server.total, key, negative)
-    total = server.total & setup.word.type(setup.ring.modulus - 1)
-    server.result, server.total = total.astype(np.int64), server.total[:0].copy()
-    return {}
-
-# %% ../../nbs/secagg/server.ipynb #99f7ec67
-def _check_mask_key(secret, sent, i):
-    wrong = BadShare(
-        "the shares of its mask key give another one back: go on without it", i, SHARE
-    )
-    try:
-        private = X25519PrivateKey.from_private_bytes(private_from_scalar(secret))
-    except ValueError:
-        raise wrong from None
-    mine = private.public_key().public_bytes_raw()
-    if agree(ANY_KEY, mine, i, SHARE) != agree(ANY_KEY, sent, i, SHARE):
-        raise wrong
-    return private
-
-
-def recovered_masks(server: Server, i: int, secret: int) -> list:
-    "The (key, negative) of masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]"
-    setup, bundles = server.setup, server.bundles
-    if i in server.survivors:
-        own, context = pack_elements((secret,)), (setup.session, MASKED, i, i)
-        return [(derive_key(own, b"own mask", 16, *context), True)]
-    private = _check_mask_key(secret, bundles[i][32:64], i)
-    masks = []
-    for j in server.graph[i].tolist():
-        if j in server.survivors:
+    def _masks_of(self, i: int, secret: int) -> list:
+        "The (key, negative) of masks that a secret opens. [Bonawitz et al. 2017, Fig. 4]"
+        setup, bundles = self.setup, self.bundles
+        if i in self.survivors:
+            own, context = pack_elements((secret,)), (setup.session, MASKED, i, i)
+            return [(derive_key(own, b"own mask", 16, *context), True)]
+        text = "the shares of its mask key give another one back: go on without it"
+        wrong, sent, masks = BadShare(text, i, SHARE), bundles[i][32:64], []
+        try:
+            private = X25519PrivateKey.from_private_bytes(private_from_scalar(secret))
+        except ValueError:
+            raise wrong from None
+        mine = private.public_key().public_bytes_raw()  # up to a part of small order
+        if agree(ANY_KEY, mine, i, SHARE) != agree(ANY_KEY, sent, i, SHARE):
+            raise wrong
+        for j in sorted(self._near(i, self.survivors)):
             agreed = agree(private, bundles[j][32:64], j, ADVERTISE)
             masks.append((pair_key(setup, agreed, i, j), j < i))
-    return masks
-
-
-CLOSE = (
-    close_advertise,
-    close_share,
-    close_complain,
-    close_masked,
-    close_check,
-    close_unmask,
-)
+        return masks

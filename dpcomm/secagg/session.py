@@ -8,6 +8,7 @@ __all__ = ['identities', 'SessionResult', 'run_session', 'GraphParameters', 'gra
 # %% ../../nbs/secagg/session.ipynb #cb9cfb54
 # pyright: reportAssignmentType=false
 # (None stands until __post_init__ or a first use fills the field)
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,10 @@ from ..core.checks import check_between, check_choice, check_number
 from ..core.wire import Bits, header_bits
 from .client import DEALT_SIZE, FORWARDED_SIZE, Client
 from .errors import MASKED, ROUNDS, SERVER
-from .masking import HEAD, random_source
+from .masking import ELEMENT_SIZE, HEAD, MOST_SHARES, random_source
 from .protocol import BUNDLE_SIZE, SIGNATURE_SIZE, Setup
 from .ring import Ring
 from .server import Server
-from .shamir import ELEMENT_SIZE, MOST_SHARES
 
 # %% ../../nbs/secagg/session.ipynb #72f3477b
 def identities(n_clients: int, seed=None) -> tuple:
@@ -84,8 +84,7 @@ def run_session(
         ring, honest = ring.ring, ring.honest
     setup = Setup(n, d, ring, threshold, neighbours, **public)
     if setup.quorum < honest:
-        public["quorum"] = honest
-        setup = Setup(n, d, ring, threshold, neighbours, **public)
+        setup = replace(setup, quorum=honest)
     private, directory = identities(n, seed)
     server, mail = Server(setup, private[SERVER], directory), dict.fromkeys(range(n))
     clients = {i: Client(setup, i, private[i], directory, seed=seed) for i in range(n)}
