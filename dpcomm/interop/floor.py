@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Positive', 'Count', 'APP', 'SUMMED', 'Floor', 'Beyond', 'read_floor', 'account', 'allow', 'new']
 
-# %% ../../nbs/interop/floor.ipynb #4ee99c08
+# %% ../../nbs/interop/floor.ipynb #1e33f74c
 import hashlib
 import inspect
 import json
@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -68,7 +68,7 @@ def one_line(text: str, most: int = 2000) -> str:
     plain = "".join(c if c.isprintable() else " " for c in text[:most])
     return " ".join(plain.split()) + " ..." * (len(text) > most)
 
-# %% ../../nbs/interop/floor.ipynb #da9ff965
+# %% ../../nbs/interop/floor.ipynb #4f75066a
 Positive = Annotated[float, Meta(gt=0, le=1e308)]
 Count = Annotated[int, Meta(ge=1)]
 
@@ -132,11 +132,9 @@ class Beyond(ValueError):
 
 
 def _beyond(floor, limit, asked):
-    return Beyond(
-        limit,
-        f"{limit} is {getattr(floor, limit)!s:.80} on this machine, and the run asks"
-        f" {asked!s:.80}: stay within it, or ask the machine's owner",
-    )
+    allowed = f"{limit} is {getattr(floor, limit)!s:.80} on this machine"
+    fix = "stay within it, or ask the machine's owner"
+    return Beyond(limit, f"{allowed}, and the run asks {asked!s:.80}: {fix}")
 
 
 def read_floor(path) -> Floor:
@@ -145,32 +143,21 @@ def read_floor(path) -> Floor:
     path: floor.toml, which nobody else may change, in a folder that nobody else may change.
     Returns: Floor; its ledger is in claims/ beside the file. Beyond where there is none.
     """
-    if not path:
-        raise Beyond(
-            "floor",
-            "this machine has no floor file, and takes part in no run without one: see"
-            " `dpcomm flower new`, and name it in --node-config",
-        )
-    path, optional = Path(path), {f.name for f in fields(Floor)[10:]}
-    try:
-        check_private(path.parent, 0o022)
-        table = tomllib.loads(check_private(path, 0o022).read_text("utf-8"))
-        table = dict(claims="claims") | table
-        names = {f.name for f in fields(Floor)}
-        if odd := sorted(names - optional - set(table)) + sorted(set(table) - names):
-            kind = "missing" if odd[0] in names else "no limit"
-            raise ValueError(f"{shown(odd[0])} is {kind}")
-        made = msgspec.convert(table, Floor)
-        return replace(made, claims=path.parent / str(made.claims))
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise Beyond(
-            "floor",
-            f"{path.name} is no floor file that binds ({why!s:.200}), and this machine"
-            " takes part in no run without one: see `dpcomm flower new`",
-        ) from None
+    why = "there is no floor file"
+    if path:
+        path = Path(path)
+        try:
+            check_private(path.parent, 0o022)
+            table = tomllib.loads(check_private(path, 0o022).read_text("utf-8"))
+            place = path.parent / str(table.pop("claims", "claims"))
+            return Floor(place, **table)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            why = f"{path.name} is no floor file that binds ({reason!s:.200})"
+    fix = "see `dpcomm flower new`, and name it in --node-config"
+    raise Beyond("floor", f"{why}, and no run is answered without one: {fix}")
 
-# %% ../../nbs/interop/floor.ipynb #06b18c85
+# %% ../../nbs/interop/floor.ipynb #581d285f
 @cache
 def account(mechanism, d: int, rounds: int, delta: float, relation: str = "replace"):
     """Privacy loss of messages to a server that knows the senders.
@@ -189,19 +176,9 @@ def account(mechanism, d: int, rounds: int, delta: float, relation: str = "repla
         if promise.relation not in (relation, "local"):
             promise = mechanism.guarantee(rounds, delta, relation=relation, **how)
     except (ValueError, ArithmeticError) as error:
-        raise Beyond(
-            "epsilon_round",
-            f"mechanism is {shown(mechanism)}, which has no guarantee ({error!s:.200})",
-        ) from None
+        text = f"mechanism is {shown(mechanism)}, which has no guarantee"
+        raise Beyond("epsilon_round", f"{text} ({error!s:.200})") from None
     return promise
-
-
-def _scales(mechanism):
-    given = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
-    clip = given.get("clip_norm", given.get("bound"))
-    if "sigma" in given:
-        return clip, given["sigma"] or 0.0
-    return clip, given["std"] / clip if "std" in given else None
 
 
 def allow(floor: Floor, mechanism, shapes: list, n_clients: int, rounds: int):
@@ -213,11 +190,13 @@ def allow(floor: Floor, mechanism, shapes: list, n_clients: int, rounds: int):
     rounds: of the run.
     Returns: Guarantee of one message; Beyond with the first limit that is crossed.
     """
-    clip, noise = _scales(mechanism)
-    kind = mechanism.deployment_note
+    given = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
+    clip = given.get("clip_norm", given.get("bound"))
+    noise = given["std"] / clip if "std" in given else None
+    noise = given["sigma"] or 0.0 if "sigma" in given else noise
+    kind, tolerance = mechanism.deployment_note, getattr(mechanism, "tolerance", None)
     shapes = [list(shape) for shape in shapes]
-    tolerance = getattr(mechanism, "tolerance", None)
-    crossed = [
+    for limit, asked, holds in (
         ("mechanisms", mechanism.name, mechanism.name in floor.mechanisms),
         ("clip", clip, clip is not None and clip <= floor.clip),
         ("noise", noise, noise is None or noise >= floor.noise),
@@ -226,8 +205,7 @@ def allow(floor: Floor, mechanism, shapes: list, n_clients: int, rounds: int):
         ("clients", n_clients, n_clients >= floor.clients),
         ("rounds", rounds, rounds <= floor.rounds),
         ("models", shapes, shapes in [[list(s) for s in m] for m in floor.models]),
-    ]
-    for limit, asked, holds in crossed:
+    ):
         if not holds:
             raise _beyond(floor, limit, asked)
     d = sum(math.prod(shape) for shape in shapes)
@@ -238,34 +216,27 @@ def allow(floor: Floor, mechanism, shapes: list, n_clients: int, rounds: int):
         raise _beyond(floor, "epsilon_round", f"{promise.eps:.4g}")
     return promise
 
-# %% ../../nbs/interop/floor.ipynb #bfed54f0
+# %% ../../nbs/interop/floor.ipynb #ba9c8438
 SETTING = "setting.json"
-
-
-def _setting(mechanism, d):
-    given = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
-    what = dict(mechanism=mechanism.name, parameters=given, d=d)
-    try:
-        text = json.dumps(what, sort_keys=True)
-    except TypeError:
-        raise Beyond(
-            "mechanisms",
-            f"mechanism is {shown(mechanism)}, whose parameters cannot be written to"
-            " the ledger",
-        ) from None
-    return text, _digest(text.encode())
 
 
 def _digest(text):
     return hashlib.sha256(text).hexdigest()[:16]
 
 
+def _setting(mechanism, d):
+    given = {f.name: getattr(mechanism, f.name) for f in fields(mechanism)}
+    what = dict(mechanism=mechanism.name, parameters=given, d=d)
+    try:
+        text = json.dumps(what, sort_keys=True).encode()
+    except TypeError:
+        odd = f"mechanism is {shown(mechanism)}, whose parameters cannot be written to"
+        raise Beyond("mechanisms", f"{odd} the ledger") from None
+    return text, _digest(text)
+
+
 def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _counted(folder):
-    return sum(p.name != SETTING and p.name[0] != "." for p in folder.iterdir())
 
 
 def answered(floor: Floor) -> dict:
@@ -275,23 +246,22 @@ def answered(floor: Floor) -> dict:
     """
     ledger = {}
     for place in sorted(Path(floor.claims).glob(f"*/{SETTING}")):
-        fix = "take it from a backup, or the budget cannot be told"
-        text = place.read_bytes()
-        if _digest(text) != place.parent.name:
-            raise ValueError(f"{SETTING} in {place.parent.name} was changed: {fix}")
+        folder, text = place.parent, place.read_bytes()
+        if _digest(text) != folder.name:
+            fix = "take it from a backup, or the budget cannot be told"
+            raise ValueError(f"{SETTING} in {folder.name} was changed: {fix}")
         what = json.loads(text)
         given = {name: _tuples(value) for name, value in what["parameters"].items()}
         mechanism = dpcomm.mechanism(what["mechanism"], **given)
-        ledger[place.parent.name] = mechanism, what["d"], _counted(place.parent)
+        count = sum(p.name != SETTING and p.name[0] != "." for p in folder.iterdir())
+        ledger[folder.name] = mechanism, what["d"], count
     return ledger
 
 
 def total_epsilon(floor: Floor, mechanism=None, d: int = 0, more: int = 0) -> float:
     """Epsilon of all answers of all runs together. [Dwork & Roth 2014, Thm. 3.16]
 
-    mechanism: of further answers.
-    d: entries of their vectors.
-    more: how many.
+    more: further answers, by a mechanism, with vectors of d entries.
     """
     ledger = answered(floor)
     if more:
@@ -314,10 +284,7 @@ def afford(floor: Floor, mechanism, d: int, more: int) -> float:
 def claim(floor: Floor, mechanism, d: int, run: str, t: int) -> float | None:
     """Note an answer before it is made. [POSIX, open with O_EXCL]
 
-    mechanism: of the message.
-    d: entries of its vector.
-    run: name of the run and the client.
-    t: round.
+    run: name of the run and the client. t: round.
     Returns: epsilon of all answers so far; None where this round was claimed before. Beyond
     where the budget is spent.
     """
@@ -327,7 +294,7 @@ def claim(floor: Floor, mechanism, d: int, run: str, t: int) -> float | None:
         return None
     afford(floor, mechanism, d, 1)
     if not (folder / SETTING).exists():
-        write_private(folder / SETTING, text.encode())
+        write_private(folder / SETTING, text)
     mine = folder / f"{run}-{t}"
     try:
         os.close(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -353,21 +320,9 @@ def note(floor: Floor, text: str) -> None:
     with open(os.open(place, how, 0o600), "ab") as log:
         log.write(line)
 
-# %% ../../nbs/interop/floor.ipynb #cecac42b
+# %% ../../nbs/interop/floor.ipynb #50a6624b
 APP = Path(str(files("dpcomm"))) / "assets" / "flower"  # what is laid out
-SUMMED = {  # file -> values of an app of secure sums
-    "pyproject.toml": dict(
-        cohort="20", mechanism='"ddgauss"', trust='"secagg"', tolerance="0.25"
-    ),
-    "floor.toml": dict(
-        mechanisms='["ddgauss"]',
-        noise="0.1",
-        epsilon_round="4.5",
-        epsilon_total="28.0",
-        tolerance="0.25",
-        trusted_server="false",
-    ),
-}
+SUMMED = re.compile(r"^(\w+ = )(.*?)(  #[^|\n]*?)? ?\| sums: (.*)$", re.M)
 
 
 def new(folder, sums: bool = False) -> Path:
@@ -391,8 +346,7 @@ def new(folder, sums: bool = False) -> Path:
     shutil.copytree(APP / "app", folder / name, ignore=apart)
     for place, file in ((APP, "floor.toml"), (APP / "app", "pyproject.toml")):
         text = (place / file).read_text("utf-8").replace("NAME", name)
-        for key, value in SUMMED[file].items() if sums else ():
-            text = re.sub(f"^{key} = [^#\\n]*", f"{key} = {value}  ", text, flags=re.M)
-        (folder / file).write_text(text.replace("  \n", "\n"), "utf-8")
+        text = SUMMED.sub(r"\1\4\3" if sums else r"\1\2\3", text)
+        (folder / file).write_text(text.replace("  #\n", "\n"), "utf-8")
     (folder / "floor.toml").chmod(0o600)
     return folder

@@ -6,7 +6,7 @@
 __all__ = ['CARRIER', 'UNFIT', 'SILENT', 'Count', 'SINGLE', 'OWN_NOISE', 'MOST', 'obstacle', 'what_trains', 'update_of', 'moved',
            'mod', 'Private']
 
-# %% ../../nbs/interop/flower.ipynb #852a40b0
+# %% ../../nbs/interop/flower.ipynb #2dd5335c
 # pyright: reportMissingImports=false
 # (Flower need not be installed)
 import hashlib
@@ -49,7 +49,7 @@ from dpcomm.core.checks import (
     not_installed,
     shown,
 )
-from ..core.random import Insecure, derive, private_stream
+from ..core.random import private_stream
 from dpcomm.core.vectors import (
     STATISTICS,
     check_finite,
@@ -60,12 +60,13 @@ from dpcomm.core.vectors import (
 from ..core.wire import BadMessage, parse_message
 from . import floor as floors
 from . import sums
+from .promised import Promised, fitting
 from ..mechanisms.contract import Mechanism, Total
 from ..mechanisms.deployments import Deployment
 from ..privacy.guarantee import Guarantee
 from ..secagg.errors import MASKED, ROUNDS, BelowThreshold
 
-# %% ../../nbs/interop/flower.ipynb #1d33cfde
+# %% ../../nbs/interop/flower.ipynb #d63be276
 def obstacle(mechanism: Mechanism, keys=None) -> str:
     """Why a mechanism cannot be used with `mod`.
 
@@ -85,19 +86,9 @@ def obstacle(mechanism: Mechanism, keys=None) -> str:
 def _fitting(mechanism, keys):
     if _Strategy is object:
         raise not_installed("flwr", "flower")
-    if not isinstance(mechanism, Mechanism):
-        raise ValueError(
-            f"mechanism is {shown(mechanism)}; it must be a mechanism: create one with"
-            " dpcomm.mechanism(name, ...) or Deployment.calibrate"
-        )
-    if why := obstacle(mechanism, keys):
-        raise ValueError(
-            f"mechanism is {shown(mechanism.name)}, which {why}; or use another"
-            " mechanism, such as gaussian"
-        )
-    return mechanism
+    return fitting(mechanism, obstacle, keys)
 
-# %% ../../nbs/interop/flower.ipynb #3d48951f
+# %% ../../nbs/interop/flower.ipynb #4f9aaa1f
 def what_trains(arrays: dict, module=None) -> tuple:
     """What of a state travels.
 
@@ -117,8 +108,7 @@ def what_trains(arrays: dict, module=None) -> tuple:
         return names, copies
     names, copies, first = [], {}, {}
     for name, array in arrays.items():
-        floating = np.issubdtype(array.dtype, np.floating) and np.isfinite(array).all()
-        if floating and name.rpartition(".")[2] not in STATISTICS:
+        if _can_train(name, array):
             tied = array.size and array.min() < array.max()
             what = array.shape, hashlib.sha256(array.tobytes()).digest()
             home = first.setdefault(what if tied else name, name)
@@ -127,6 +117,15 @@ def what_trains(arrays: dict, module=None) -> tuple:
             else:
                 copies[name] = home
     return names, copies
+
+
+def _statistic(name):
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def _can_train(name, array):
+    floating = np.issubdtype(array.dtype, np.floating) and np.isfinite(array).all()
+    return floating and not _statistic(name)
 
 
 def update_of(before: dict, after: dict, names: list) -> Tensor:
@@ -166,7 +165,7 @@ def moved(before: dict, update: Tensor, names: list, copies: dict = {}) -> dict:
         after[name], at = np.asarray(array + part, array.dtype), at + array.size
     return after | {copy: after[name] for copy, name in copies.items()}
 
-# %% ../../nbs/interop/flower.ipynb #bd62acce
+# %% ../../nbs/interop/flower.ipynb #1e057313
 CARRIER = "dpcomm"  # record of a letter that is ours
 UNFIT = 1000  # code of an error of ours
 SILENT = "dpcomm: this failed on the node, and its own log says why"
@@ -195,12 +194,12 @@ def mod(mechanism, floor=None, keep: tuple = (), keys=None, model=None):
         _fitting(mechanism, keys or "the node's setting")
 
     def private(message, context, call_next):
-        node = _Node(message, context, keep, model and computation(model))
+        node = _Node(message, context, keep, model and computation(model), call_next)
         try:
             node.read(floor, keys)
             if message.metadata.message_type.partition(".")[0] != "train":
-                return node.answer_unaccounted(call_next)
-            return node.answer(build, call_next)
+                return node.answer_unaccounted()
+            return node.answer(build)
         except ValueError as error:  # a sentence of ours, before the data are looked at
             node.note(f"refused: {error}")
             return node.fail(f"dpcomm: {floors.one_line(str(error), 400)}")
@@ -214,11 +213,12 @@ def mod(mechanism, floor=None, keep: tuple = (), keys=None, model=None):
 class _Node:
     "One message on a node: what its owner allows, what is asked, what is answered."
 
-    def __init__(self, message, context, keep, trains):
+    def __init__(self, message, context, keep, trains, call_next):
         self.message, self.context, self.keep = message, context, keep
         self.trains = trains  # digest of the client's network, or None
-        self.limits, self.keys = [], None
-        self.run = f"{message.metadata.run_id}-{message.metadata.dst_node_id}"
+        self.call_next, self.limits, self.keys = call_next, [], None
+        self.of_run = message.metadata.run_id, message.metadata.dst_node_id
+        self.name = f"{self.of_run[0]}-{self.of_run[1]}"
 
     def read(self, floor, keys):
         owners = self.context.node_config
@@ -249,31 +249,33 @@ class _Node:
         content = RecordDict(metrics | {CARRIER: ConfigRecord(fields)})
         return Letter(content, reply_to=self.message)
 
-    def metrics(self, reply, names):
-        for limits in self.limits:
-            names = [name for name in names if name in limits.metrics]
+    def metrics(self, reply, names=None):
+        records = dict(reply.content.metric_records) if reply else {}
         kept = {}
-        for record, values in reply.content.metric_records.items() if reply else ():
-            if chosen := {k: v for k, v in values.items() if k in names}:
+        for record, values in records.items():
+            allowed = {*values} if names is None else {*names}
+            for limits in self.limits:
+                allowed &= {*limits.metrics}
+            if chosen := {k: v for k, v in values.items() if k in allowed}:
                 kept[record] = MetricRecord(chosen)
         return kept
 
-    def attempt(self, work):
+    def attempt(self, work, *about):
         try:
-            return work()
+            return work(*about)
         except KeyboardInterrupt:
             raise
         except BaseException:
             self.note(f"the client's code failed: {traceback.format_exc()}")
 
-    def in_time(self, work):
+    def in_time(self, work, *about):
         "`attempt`, at a time that does not depend on it where a floor says so."
         seconds = max((limits.seconds for limits in self.limits), default=0)
         if not seconds:
-            return self.attempt(work)
+            return self.attempt(work, *about)
         made, due = [], time.monotonic() + seconds
         clock = threading.Thread(
-            target=lambda: made.append(self.attempt(work)), daemon=True
+            target=lambda: made.append(self.attempt(work, *about)), daemon=True
         )
         clock.start()
         clock.join(seconds)
@@ -281,29 +283,29 @@ class _Node:
         time.sleep(max(due - time.monotonic(), 0))
         return result
 
-    def answer_unaccounted(self, call_next):
+    def called(self):
+        "The client's own code, on the model that came with its own running averages."
+        mine = self.context.state.array_records.get(CARRIER, {})
+        for arrays in self.message.content.array_records.values():
+            arrays.update({k: v for k, v in mine.items() if k in arrays})
+        reply = self.call_next(self.message, self.context)
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        return reply
+
+    def answer_unaccounted(self):
         for limits in self.limits:
             if not limits.evaluation:
                 raise floors.Beyond(
                     "evaluation", "evaluation is refused by this machine's owner"
                 )
-        self.localise()
-        reply = self.attempt(lambda: call_next(self.message, self.context))
-        if reply is None or reply.has_error():
+        if (reply := self.attempt(self.called)) is None:
             return self.fail(SILENT)
         if not self.limits:
             return reply
-        every = [k for values in reply.content.metric_records.values() for k in values]
-        metrics = self.metrics(reply, every)
-        return Letter(RecordDict(metrics), reply_to=self.message)
+        return Letter(RecordDict(self.metrics(reply)), reply_to=self.message)
 
-    def localise(self):
-        "Put this client's own running averages into the model that came."
-        mine = self.context.state.array_records.get(CARRIER, {})
-        for arrays in self.message.content.array_records.values():
-            arrays.update({k: v for k, v in mine.items() if k in arrays})
-
-    def answer(self, build, call_next):
+    def answer(self, build):
         try:
             mechanism = build(self.context)
         except Exception as error:
@@ -315,33 +317,36 @@ class _Node:
                 "the server's model computes something else than this node's: use the"
                 " same network on both sides, and pass it to Private, too"
             )
-        now, t = mechanism.for_round(asked.round), asked.round
+        now = mechanism.for_round(asked.round)
         party = self.party() if mechanism.summed else None
         if party and asked.step != MASKED:
             return self.reply(self.step(party, now, asked), {})
         _, before = _model(self.message.content)
-        names = _named(before, asked.trains)
-        d = sum(before[name].size for name in names)
+        for name in asked.trains:
+            if not _can_train(name, before.get(name, np.zeros(0, int))):
+                raise ValueError(
+                    f"the server says that {shown(name)} trains: it cannot"
+                )
+        d = sum(before[name].size for name in asked.trains)
         if party and d != asked.entries:
             raise ValueError("the sum has vectors of another length than the model")
-        self.admit(mechanism, [before[name].shape for name in names], asked, party)
-        reply, update = self.in_time(
-            lambda: self.trained(call_next, before, names)
-        ) or (None, torch.zeros(d))
+        self.admit(
+            mechanism, [before[name].shape for name in asked.trains], asked, party
+        )
+        trained = self.in_time(self.trained, before, asked.trains)
+        reply, update = trained or (None, torch.zeros(d))
         put = now.summand if party else lambda u: now.encode(u).to_bytes()
-        made = self.attempt(lambda: put(update))
+        made = self.attempt(put, update)
         if made is None:
             reply, made = None, put(torch.zeros(d))
         how = "" if self.limits else "a rehearsal without limits or ledger: "
-        self.note(f"{how}answered round {t + 1} of run {self.run}, {shown(mechanism)}")
+        about = f"round {asked.round + 1} of run {self.name}, {shown(mechanism)}"
+        self.note(f"{how}answered {about}")
         fields = self.step(party, now, asked, made) if party else dict(message=made)
         return self.reply(fields, self.metrics(reply, self.keep))
 
-    def trained(self, call_next, before, names):
-        self.localise()
-        reply = call_next(self.message, self.context)
-        if reply.has_error():
-            raise RuntimeError(reply.error.reason)
+    def trained(self, before, names):
+        reply = self.called()
         _, after = _model(reply.content)
         update = update_of(before, after, names)
         mine = {k: Array(v) for k, v in after.items() if _statistic(k)}
@@ -356,15 +361,14 @@ class _Node:
             clients = min(clients, len(party.members.clients))
         for limits in self.limits:
             floors.allow(limits, mechanism, shapes, clients, asked.rounds)
+        d, counted = sum(math.prod(shape) for shape in shapes), set()
         again = (
             f"round {t + 1} was already answered, and a node answers each round once"
         )
-        d, counted = sum(math.prod(shape) for shape in shapes), set()
         for limits in self.limits:
-            place = Path(limits.claims).resolve()
-            if place in counted:
+            if (place := Path(limits.claims).resolve()) in counted:
                 floors.afford(limits, mechanism, d, 0)
-            elif floors.claim(limits, mechanism, d, self.run, t) is None:
+            elif floors.claim(limits, mechanism, d, self.name, t) is None:
                 raise ValueError(again)
             counted.add(place)
         if not self.limits:
@@ -385,17 +389,12 @@ class _Node:
         return sums.Party(self.keys, number)
 
     def step(self, party, now, asked, vector=None):
-        run, node = self.message.metadata.run_id, self.message.metadata.dst_node_id
         if asked.step == sums.HELLO:
-            return party.reply_hello(asked.nonce, run, node)
-        what = now, asked.entries, asked.cohort, run, asked.round
+            return party.reply_hello(asked.nonce, *self.of_run)
+        what = now, asked.entries, asked.cohort, self.of_run[0], asked.round
         setup = sums.session_of(*what, party.members.threshold)
         said = party.reply(setup, asked.cohort, asked.step, asked.mail, vector)
         return dict(message=said)
-
-
-def _statistic(name):
-    return name.rpartition(".")[2] in STATISTICS
 
 
 def _model(content):
@@ -408,17 +407,6 @@ def _model(content):
     return name, {k: v.numpy() for k, v in arrays.items()}
 
 
-def _named(before, names):
-    for name in names:
-        array = before.get(name, np.zeros(0, int))
-        floating = np.issubdtype(array.dtype, np.floating) and np.isfinite(array).all()
-        if not floating or _statistic(name):
-            raise ValueError(f"the server says that {shown(name)} trains: it cannot")
-    if not names or len({*names}) < len(names):
-        raise ValueError("the server must say what trains, each name once")
-    return names
-
-
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -429,7 +417,7 @@ class _Asked(msgspec.Struct):
     round: Count
     rounds: Count
     clients: Count
-    trains: list[str] = []
+    trains: Annotated[list[str], Meta(min_length=1)]
     computation: str | None = None
     step: Annotated[int, Meta(ge=sums.HELLO, lt=len(ROUNDS))] | None = None
     nonce: bytes = b""
@@ -440,12 +428,9 @@ class _Asked(msgspec.Struct):
 
 def _asked(mechanism, content):
     fields = content.config_records.get(CARRIER)
+    fix = "wrap its strategy in the dpcomm.interop.flower.Private of this version"
     if fields is None:
-        raise ValueError(
-            "the server's strategy is not private: wrap it in"
-            " dpcomm.interop.flower.Private"
-        )
-    fix = "wrap its strategy in the Private of this version"
+        raise ValueError(f"the server's strategy is not private: {fix}")
     try:
         asked = msgspec.convert(dict(fields), _Asked)
     except msgspec.ValidationError as error:
@@ -454,6 +439,8 @@ def _asked(mechanism, content):
         raise ValueError(
             f"the server asks for a round beyond its last, or no step: {fix}"
         )
+    if len({*asked.trains}) < len(asked.trains):
+        raise ValueError(f"the server must say what trains, each name once: {fix}")
     if asked.mechanism != repr(mechanism):
         raise ValueError(
             f"the server expects {shown(asked.mechanism)}, and this node has"
@@ -461,7 +448,7 @@ def _asked(mechanism, content):
         )
     return asked
 
-# %% ../../nbs/interop/flower.ipynb #4b1be202
+# %% ../../nbs/interop/flower.ipynb #1fcb788b
 SINGLE = ("Bulyan", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "QFedAvg")
 SINGLE += ("FedXgbBagging", "FedXgbCyclic")  # strategies that look at single updates
 OWN_NOISE = ("Adaptive", "FixedClipping")  # parts of the names of Flower's private ones
@@ -488,7 +475,7 @@ class _Round:
         return sum(self.before[name].size for name in self.names)
 
 
-class Private(_Base):
+class Private(Promised, _Base):
     """Wrap an averaging Flower strategy so that it receives a mechanism's messages.
 
     strategy: FedAvg, FedAdam, FedAvgM, FedProx or one of your own that averages.
@@ -515,17 +502,13 @@ class Private(_Base):
         model=None,
         statistics: str = "refuse",
     ):
-        self.strategy, self.mechanism = strategy, _fitting(mechanism, keys)
-        if not isinstance(deployment, Deployment):
-            raise ValueError(
-                f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment"
-            )
-        self.deployment, self.max_epsilon, self.seed = deployment, max_epsilon, seed
-        self.rounds_done, self.arrays, self.network = 0, None, model
+        _fitting(mechanism, keys)
+        drawn = ("fixed", "none") + ("poisson",) * (not mechanism.summed)
+        super().__init__(mechanism, deployment, max_epsilon, seed, drawn)
+        self.strategy, self.network = strategy, model
+        self.rounds_done, self.arrays = 0, None
         self.seconds = check_number("seconds", seconds, "(0, inf)")
         self.statistics = check_choice("statistics", statistics, ("refuse", "client"))
-        if max_epsilon is not None:
-            check_number("max_epsilon", max_epsilon, "(0, inf)")
         kinds = [cls.__name__ for cls in type(strategy).__mro__]
         if odd := next((k for k in kinds if k in SINGLE), None):
             raise ValueError(
@@ -538,12 +521,7 @@ class Private(_Base):
                 f"strategy is {kinds[0]}, which already clips and adds noise: pass the"
                 " strategy that it wraps, and let the mechanism do both"
             )
-        if deployment.sampling not in ("fixed", "poisson", "none"):
-            raise ValueError(
-                f"sampling is {shown(deployment.sampling)}; Flower selects a node at"
-                " most once per round: use 'fixed', 'poisson' or 'none'"
-            )
-        self.promise = self._after(deployment.rounds)
+        self.promise = self.after(deployment.rounds)
         if self.promise.trust == "shuffler":
             raise ValueError(
                 "trust is 'shuffler', and Flower's server sees whose each message is: use"
@@ -552,12 +530,6 @@ class Private(_Base):
         self._round: Any = None
         self._sums: Any = None  # a Gatherer where sums are secure
         if mechanism.summed:
-            if deployment.sampling == "poisson":
-                raise ValueError(
-                    "sampling is 'poisson', whose cohorts vary in size, and a secure"
-                    " sum divides its noise among a fixed number of clients: use"
-                    " 'fixed'"
-                )
             check_between("clients in a sum", deployment.cohort, 2)
             self._sums = sums.Gatherer(keys, self._ask)
 
@@ -567,7 +539,7 @@ class Private(_Base):
 
         Returns: Guarantee; None before the first.
         """
-        return self._after(self.rounds_done) if self.rounds_done else None
+        return self.after(self.rounds_done) if self.rounds_done else None
 
     def model(self, module):
         """The last model of the run, however it ended.
@@ -580,30 +552,6 @@ class Private(_Base):
         module.load_state_dict(self.arrays.to_torch_state_dict())
         return module
 
-    def _after(self, rounds):
-        made = self.deployment.after(rounds).guarantee(self.mechanism)
-        return made if self.seed is None else made.assuming("keys")
-
-    def _stream(self, t, who):
-        seed = self.seed
-        key = None if seed is None else Insecure(derive(seed, t + 1, who))
-        return private_stream(key)
-
-    def _obstacle(self, rounds):
-        if rounds > self.deployment.rounds:
-            return (
-                f"round {rounds} exceeds the {self.deployment.rounds} rounds of the"
-                " deployment: use a deployment with more rounds"
-            )
-        if self.max_epsilon is None:
-            return ""
-        if (eps := self._after(rounds).eps) <= self.max_epsilon:
-            return ""
-        return (
-            f"after round {rounds} epsilon would be {eps:.4g}, above max_epsilon ="
-            f" {self.max_epsilon:g}: raise it, add noise, or stop training"
-        )
-
     def start(self, grid, initial_arrays, num_rounds: int = 3, *given, **how):
         """Flower's own `start`, for no more rounds than are covered.
 
@@ -613,9 +561,9 @@ class Private(_Base):
         """
         done, self.arrays = self.rounds_done, initial_arrays
         ahead = range(done + 1, done + num_rounds + 1)
-        rounds = bisect_right(ahead, False, key=lambda t: bool(self._obstacle(t)))
+        rounds = bisect_right(ahead, False, key=lambda t: bool(self.uncovered(t)))
         if rounds < num_rounds:
-            why = self._obstacle(done + rounds + 1)
+            why = self.uncovered(done + rounds + 1)
             if not rounds:
                 raise PrivacyBudgetExhausted(why)
             print(f"{rounds} of {num_rounds} rounds are played: {why}")
@@ -628,7 +576,7 @@ class Private(_Base):
         Returns: list of letters; the error that ends a run where none may leave.
         """
         t, where, self.arrays = self.rounds_done, self.deployment, arrays
-        if why := self._obstacle(t + 1):
+        if why := self.uncovered(t + 1):
             raise PrivacyBudgetExhausted(why)
         before = {k: v.numpy() for k, v in arrays.items()}
         if self.statistics == "refuse" and (odd := [*filter(_statistic, before)]):
@@ -651,20 +599,23 @@ class Private(_Base):
                 f"the model has {self._round.d} trainable entries, and the deployment"
                 f" was accounted for d = {where.d}: build it with d={self._round.d}"
             )
+        self.rounds_done += 1
+        if self._sums:
+            by_node = {letter.metadata.dst_node_id: letter for letter in letters}
+            due = self._begun(by_node)
+            return [self._letter(node, due[node], by_node[node]) for node in due]
         for letter in letters:
             letter.content[CARRIER] = ConfigRecord(said)
-        self.rounds_done += 1
-        return self._begun(letters) if self._sums else letters
+        return letters
 
     def _cohort(self, letters, here, t):
         "Those letters that leave: the cohort is one of the whole federation."
-        where, coins = self.deployment, self._stream(t, "coins")
+        where, coins = self.deployment, private_stream(self.key(t + 1, "coins"))
         if where.sampling == "poisson":
             due, rate = min(here, where.n_clients), where.cohort / where.n_clients
             chosen = np.flatnonzero(coins.random(len(letters)) < rate)
         else:
-            absent = max(where.n_clients - here, 0)
-            due = where.cohort
+            absent, due = max(where.n_clients - here, 0), where.cohort
             if absent:
                 due -= int(coins.hypergeometric(absent, here, due))
             chosen = np.sort(coins.permutation(len(letters))[:due])
@@ -676,31 +627,26 @@ class Private(_Base):
             )
         return [letters[k] for k in chosen]
 
+    def _letter(self, node, fields, letter=None):
+        kind = letter.metadata.message_type if letter else "train"
+        content = dict(letter.content) if letter else {}
+        content[CARRIER] = ConfigRecord(self._round.said | fields)
+        return Letter(RecordDict(content), dst_node_id=node, message_type=kind)
+
     def _ask(self, letters):
-        posts, now = [], self._round
-        for node, fields in letters.items():
-            content = RecordDict({CARRIER: ConfigRecord(now.said | fields)})
-            posts.append(Letter(content, dst_node_id=node, message_type="train"))
-        replies = now.grid.send_and_receive(posts, timeout=self.seconds)
+        posts = [self._letter(node, fields) for node, fields in letters.items()]
+        replies = self._round.grid.send_and_receive(posts, timeout=self.seconds)
         yield from map(_fields, replies)
 
-    def _begun(self, letters):
-        now, by_node = self._round, {one.metadata.dst_node_id: one for one in letters}
-        run = letters[0].metadata.run_id if letters else 0
-        mechanism = self.mechanism.for_round(now.t)
+    def _begun(self, by_node):
+        now, mechanism = self._round, self.mechanism.for_round(self._round.t)
+        run = next(iter(by_node.values())).metadata.run_id if by_node else 0
         try:
-            due = self._sums.begin([*by_node], mechanism, now.d, run, now.t)
+            return self._sums.begin([*by_node], mechanism, now.d, run, now.t)
         except BelowThreshold as error:
             print(f"round {now.t + 1} is skipped: {error}")
             now.closed = True
-            return []
-        return [self._addressed(by_node[node], due[node]) for node in due]
-
-    def _addressed(self, letter, fields):
-        own = {CARRIER: ConfigRecord(self._round.said | fields)}
-        node, kind = letter.metadata.dst_node_id, letter.metadata.message_type
-        content = RecordDict({**letter.content, **own})
-        return Letter(content, dst_node_id=node, message_type=kind)
+            return {}
 
     def aggregate_train(self, server_round: int, replies):
         """The average of the messages, handed to the strategy as one reply.
@@ -715,7 +661,8 @@ class Private(_Base):
         except BelowThreshold as error:
             print(f"round {now.t + 1} is skipped: {error}")
             return None, None
-        mean = total.average(self.deployment.cohort, self._stream(now.t, "noise"))
+        noise = private_stream(self.key(now.t + 1, "noise"))
+        mean = total.average(self.deployment.cohort, noise)
         after = moved(now.before, mean, now.names, now.copies)
         said = _means(r for r in replies if r.metadata.src_node_id in heard)
         said[getattr(self.strategy, "weighted_by_key", "num-examples")] = 1.0
@@ -769,29 +716,30 @@ def _fields(reply):
     return node, dict(reply.content.config_records.get(CARRIER) or {})
 
 
-def _clean(name, value):
-    numbers = value if isinstance(value, list) else [value]
-    short = len(name) < MOST and len(numbers) <= MOST
-    return short and name.isprintable() and all(map(math.isfinite, numbers))
+def _sent(reply):
+    return [m for r in reply.content.metric_records.values() for m in r.items()]
 
 
 def _fit(reply):
-    node, _ = _fields(reply)
-    if reply.has_error():
-        return False
-    sent = [m for r in reply.content.metric_records.values() for m in r.items()]
-    if clean := len(sent) <= MOST and all(_clean(*metric) for metric in sent):
-        return clean
-    print(f"node {node}: its evaluation is left out: not a few finite, named numbers")
+    "Whether a reply has a few finite numbers, by names that may be printed."
+    node, fields = _fields(reply)
+    sent = [] if fields is None else _sent(reply)
+    for name, value in sent[: MOST + 1]:
+        numbers = value if isinstance(value, list) else [value]
+        short = max(len(sent), len(numbers), len(name)) <= MOST
+        if not (short and name.isprintable() and all(map(math.isfinite, numbers))):
+            print(
+                f"node {node}: its metrics are left out: not a few finite, named numbers"
+            )
+            return False
+    return fields is not None
 
 
 def _means(replies):
-    sent = defaultdict(list)
-    for reply in replies:
-        if not reply.has_error():
-            for record in reply.content.metric_records.values():
-                for name, value in record.items():
-                    kept = name in sent or len(sent) < MOST
-                    if kept and isinstance(value, (int, float)) and _clean(name, value):
-                        sent[name].append(value)
-    return {k: float(np.mean(np.clip(v, -1e300, 1e300))) for k, v in sent.items()}
+    heard = defaultdict(list)
+    for name, value in (
+        metric for reply in filter(_fit, replies) for metric in _sent(reply)
+    ):
+        if isinstance(value, (int, float)) and (name in heard or len(heard) < MOST):
+            heard[name].append(value)
+    return {k: float(np.mean(np.clip(v, -1e300, 1e300))) for k, v in heard.items()}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['obstacle', 'Private', 'Budget']
 
-# %% ../../nbs/interop/pfl.ipynb #ipfl0005
+# %% ../../nbs/interop/pfl.ipynb #a5a7bf35
 # pyright: reportMissingImports=false
 # (pfl need not be installed)
 from typing import Any
@@ -20,13 +20,13 @@ try:
 except ImportError:
     _Postprocessor = _Callback = object
 
-from ..core.checks import NotInstalled, check_number, shown
-from ..core.random import Insecure, derive, private_stream
+from ..core.checks import NotInstalled
+from ..core.random import private_stream
 from ..core.vectors import flatten, unflatten
 from ..core.wire import parse_message
+from .promised import Promised, fitting
 from ..mechanisms.contract import Mechanism, Total
 from ..mechanisms.deployments import Deployment
-from ..privacy.guarantee import Guarantee
 
 # %% ../../nbs/interop/pfl.ipynb #ipfl0008
 def obstacle(mechanism: Mechanism) -> str:
@@ -41,15 +41,16 @@ def obstacle(mechanism: Mechanism) -> str:
         return "needs clients that remember: a postprocessor has none"
     return ""
 
-# %% ../../nbs/interop/pfl.ipynb #ipfl0011
+# %% ../../nbs/interop/pfl.ipynb #764370f1
 SENT = "uplink bytes"  # pfl's metric of what the messages weigh
 
-# %% ../../nbs/interop/pfl.ipynb #cda9c604
-# of both a checker of types knows nothing without pfl
+# %% ../../nbs/interop/pfl.ipynb #47210057
+# of which a checker of types knows nothing without pfl
 _AnyPostprocessor: Any = _Postprocessor
+_AnyCallback: Any = _Callback
 
 
-class Private(_AnyPostprocessor):
+class Private(Promised, _AnyPostprocessor):
     """Clip, encode and add by a mechanism's messages; the mean of the clients' updates.
 
     An update that is not finite is sent as the zero vector: whether a client answers does not
@@ -65,61 +66,18 @@ class Private(_AnyPostprocessor):
     ):
         if _Postprocessor is object:
             raise NotInstalled("pfl is not installed here: `pip install pfl==0.6.0`")
-        if why := obstacle(mechanism):
-            raise ValueError(
-                f"mechanism is {shown(mechanism.name)}, which {why}; use another"
-                " mechanism, such as quantised"
-            )
-        if not isinstance(deployment, Deployment):
-            raise TypeError(
-                f"deployment is {shown(deployment)}; it must be a dpcomm.Deployment:"
-                " pass one with clients, cohort and rounds"
-            )
-        if deployment.sampling not in ("fixed", "none"):
-            raise ValueError(
-                f"sampling is {shown(deployment.sampling)}, and pfl draws cohorts of a"
-                " fixed size: build the deployment with sampling='fixed'"
-            )
-        if max_epsilon is not None:
-            check_number("max_epsilon", max_epsilon, "(0, inf)")
-        self.mechanism, self.deployment, self.seed = mechanism, deployment, seed
-        self.max_epsilon, self.round, self.paid = max_epsilon, 0, 0
+        fitting(mechanism, obstacle)
+        super().__init__(mechanism, deployment, max_epsilon, seed, ("fixed", "none"))
+        self.round = 0
         if why := self.why_not():
             raise ValueError(why)
-
-    def after(self, rounds: int) -> Guarantee:
-        """The guarantee of a number of rounds.
-
-        rounds: at least 1.
-        """
-        made = self.deployment.after(rounds).guarantee(self.mechanism)
-        return made if self.seed is None else made.assuming("keys")
 
     def why_not(self) -> str:
         """Why the next round is refused.
 
         Returns: a sentence; '' where it may.
         """
-        due = self.round + 1
-        if due > self.deployment.rounds:
-            return (
-                f"round {due} of {self.deployment.rounds} that were promised: state a"
-                " deployment with more rounds"
-            )
-        if self.max_epsilon is None or self.paid == due:
-            return ""
-        if (eps := self.after(due).eps) > self.max_epsilon:
-            return (
-                f"after round {due} epsilon would be {eps:.4g}, above max_epsilon ="
-                f" {self.max_epsilon:g}: raise it, add noise, or stop training"
-            )
-        self.paid = due
-        return ""
-
-    def key(self, who):
-        "The randomness of one client, or of the server: fresh where there is no seed."
-        if self.seed is not None:
-            return Insecure(derive(self.seed, self.round, who))
+        return self.uncovered(self.round + 1)
 
     def postprocess_one_user(self, *, stats, user_context):
         "A client's update becomes a message, and what a total adds of it."
@@ -128,7 +86,8 @@ class Private(_AnyPostprocessor):
         mechanism, u = self.mechanism.for_round(self.round), flatten(stats.values())
         if not u.isfinite().all():
             u = torch.zeros_like(u)
-        message = mechanism.encode(u, self.key(user_context.user_id)).to_bytes()
+        key = self.key(self.round, user_context.user_id)
+        message = mechanism.encode(u, key).to_bytes()
         code = torch.tensor(mechanism.to_summand(parse_message(message, len(u))))
         self.shapes = {name: value.shape for name, value in stats.items()}
         code = code if code.is_floating_point() else code.long()
@@ -141,14 +100,11 @@ class Private(_AnyPostprocessor):
         d = sum(shape.numel() for shape in self.shapes.values())
         there = self.deployment.check_shuffle(round(stats.weight))
         total = Total(mechanism, d, there, code)
-        noise = private_stream(self.key("server"))
+        noise = private_stream(self.key(self.round, "server"))
         mean = total.average(self.deployment.cohort, noise)
         self.round += 1
         pieces = zip(self.shapes, unflatten(mean, self.shapes.values()))
         return MappedVectorStatistics(dict(pieces), weight=1.0), Metrics()
-
-# %% ../../nbs/interop/pfl.ipynb #bdgt0002
-_AnyCallback: Any = _Callback
 
 
 class Budget(_AnyCallback):

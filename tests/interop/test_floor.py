@@ -66,7 +66,7 @@ def test_a_damaged_floor_allows_nothing(text, tmp_path):
 def test_no_floor_and_one_that_others_may_write_allow_nothing(tmp_path):
     "Nor one in a folder that others may write, who could put another in its place."
     for nothing in (None, "", tmp_path / "floor.toml"):
-        with pytest.raises(floor.Beyond, match="takes part in no run|no run without"):
+        with pytest.raises(floor.Beyond, match="no run is answered without"):
             floor.read_floor(nothing)
     path = owned(tmp_path)
     for place, mode, usual in ((path, 0o666, 0o600), (tmp_path, 0o777, 0o700)):
@@ -199,21 +199,14 @@ def test_a_ledger_that_was_changed_is_no_permission(tmp_path):
     floor.claim(made, REC, 7850, "0", 0)
     (place,) = (tmp_path / "claims").glob("*/setting.json")
     text = place.read_text()
-    for change in (
-        "",
-        "{",
-        "[1]",
-        text.replace("1.0", "9.0"),
-        text.replace("7850", "1"),
-    ):
+    changed = ["", "{", "[1]", text.replace("1.0", "9.0"), text.replace("7850", "1")]
+    for change in changed:
         assert change != text
         place.write_text(change)
-        for ask in (
-            lambda: floor.claim(made, REC, 7850, "1", 0),
-            lambda: floor.total_epsilon(made),
-        ):
-            with pytest.raises(ValueError, match="setting.json .*changed: .*backup"):
-                ask()
+        with pytest.raises(ValueError, match="setting.json .*changed: .*backup"):
+            floor.claim(made, REC, 7850, "1", 0)
+        with pytest.raises(ValueError, match="setting.json .*changed: .*backup"):
+            floor.total_epsilon(made)
 
 
 def test_files_of_one_user(tmp_path):

@@ -117,16 +117,12 @@ def test_the_guide_is_run_whole(here, monkeypatch):
     assert 0 < private.after(40).eps < private.after(100).eps <= 4
 
 
-def test_without_a_seed_the_noise_is_fresh(here):
-    gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
-    assert here.Private(gaussian, PLACE).key("server") is None
-    assert here.Private(gaussian, PLACE, seed=1).key(0) is not None
-
-
 def test_a_seed_is_a_premise(here):
     gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
-    assert not here.Private(gaussian, PLACE).after(1).premises
-    said = str(here.Private(gaussian, PLACE, seed=1).after(1))
+    fresh, known = (here.Private(gaussian, PLACE, seed=seed) for seed in (None, 1))
+    assert fresh.key(0, "server") is None and known.key(0, 0) is not None
+    assert not fresh.after(1).premises
+    said = str(known.after(1))
     assert said.startswith("As if nobody could guess the key (premise keys)")
 
 
@@ -148,23 +144,20 @@ def test_sums_and_memories_do_not_fit(here):
     summed = made("skellam", clip_norm=1.0, sigma=1.0, n_clients=5)
     remembers = made("sqsgd", bound=1.0, residuals=True)
     assert not pfl.obstacle(made("rec", clip_norm=1.0, std=0.5))
-    for mechanism, why in (
-        (summed, "secure sum"),
-        (remembers, "clients that remember"),
-    ):
+    fit = {"secure sum": summed, "clients that remember": remembers}
+    for why, mechanism in fit.items():
         assert why in pfl.obstacle(mechanism)
         with pytest.raises(ValueError, match=f"is '{mechanism.name}'.*{why}"):
             here.Private(mechanism, PLACE)
     gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
-    with pytest.raises(TypeError, match="deployment is 30; it must be a dpcomm.Depl"):
-        here.Private(gaussian, 30)
-    with pytest.raises(ValueError, match="is 'poisson', and pfl draws cohorts of a f"):
-        here.Private(gaussian, replace(PLACE, sampling="poisson"))
-    tight = dict(max_epsilon=1e-6)
-    with pytest.raises(ValueError, match="after round 1 epsilon would be .*above max"):
-        here.Private(gaussian, PLACE, **tight)
-    with pytest.raises(ValueError, match="max_epsilon is 0; it must be a number"):
-        here.Private(gaussian, PLACE, max_epsilon=0)
+    for place, epsilon, says in (
+        (30, None, "deployment is 30; it must be a Deployment"),
+        (replace(PLACE, sampling="poisson"), None, "is 'poisson'; cohorts here"),
+        (PLACE, 1e-6, "after round 1 epsilon would be .*above max"),
+        (PLACE, 0, "max_epsilon is 0; it must be a number"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=says):
+            here.Private(gaussian, place, max_epsilon=epsilon)
 
 
 def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
@@ -195,7 +188,7 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
     free = here.Private(gaussian, place, seed=1)
     free.round = 5
     assert here.Budget(free).after_central_iteration(None, None, central_iteration=4)[0]
-    with pytest.raises(RuntimeError, match="round 6 of 5 that were promised"):
+    with pytest.raises(RuntimeError, match="round 6 exceeds the 5 rounds"):
         free.postprocess_one_user(stats=stats, user_context=user)
 
 
