@@ -27,7 +27,6 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
 )
 from dpcomm.privacy.composition import upper_end
-from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.losses import compose
 from dpcomm.privacy.pairs import gaussian_pairs
 from dpcomm.privacy.rec_accountant import (
@@ -486,38 +485,6 @@ def test_what_a_cover_needs_is_charged_to_delta(charge, delta, monkeypatch):
         assert needed <= delta or eps == math.inf
         assert needed > 0.6 * delta or eps == 0 or q == 1
         assert several > eps or eps in (0.0, math.inf)
-
-
-AMONG_OTHERS = [  # c, N, B, T, groups, Renyi with Balle's conversion, composed losses
-    (0.545, 100, 10, 1000, 8, 11.22, 6.469),
-    (0.77, 3500, 100, 4000, 8, 4.032, 2.998),
-    (1.227, 342_477, 60, 1500, 6, 3.978, 1.497),
-]
-
-
-@pytest.mark.slow
-@tabled("c, n, cohort, rounds, groups, renyi, composed", AMONG_OTHERS)
-def test_epsilons_of_the_paper_with_other_clients_in_the_slots(
-    c, n, cohort, rounds, groups, renyi, composed
-):
-    delta = n**-1.1
-    alone = RecRun(rounds * cohort, n_clients=n, K=128, groups=groups)
-    run = replace(alone, relation="replace")
-    by_moments = exact_epsilon(c, run, delta, "balle").eps
-    by_losses = pld_epsilon(c, run, delta)
-    assert by_moments == pytest.approx(renyi, rel=1e-3)
-    assert by_losses.eps == pytest.approx(composed, rel=1e-3)
-    assert exact_epsilon(c, alone, delta, "balle").eps < by_losses.eps
-    names = (by_losses.relation, by_losses.sampling, by_losses.trust)
-    assert names == ("replace", "replacement", "central")
-    asked = dict(relation="replace", accountant="pld-exact")
-    made = rec.Rec(c * 0.005, 0.005, 7, (3,) * groups)
-    made = made.guarantee(rounds, delta, n, cohort, **asked).eps
-    # a part of delta, here up to a half, pays for the float choice of a candidate
-    assert by_losses.eps <= made <= 1.25 * by_losses.eps
-    # a slot of normal laws 2 c apart, the limit of many candidates, needs no less
-    limit = fixed_size_epsilon(1 / c, 1 / n, rounds * cohort, delta).eps
-    assert limit <= by_losses.eps <= 1.3 * limit
 
 
 @tabled("groups, relation", [(8, "null-slot"), (1, "poisson-null")])
