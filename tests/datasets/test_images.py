@@ -13,7 +13,7 @@ from laws import drawn
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import femnist, images
+from dpcomm.datasets import images
 
 SHAPES = dict.fromkeys(images.COUNTS, (1, 28, 28)) | {"cifar10": (3, 32, 32)}
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -163,7 +163,7 @@ def test_tff_groups_become_a_federation_of_users(tmp_path):
     h5py = pytest.importorskip("h5py", reason="NOT CHECKED: h5py is not installed")
     folder, rng, kept = tmp_path / "femnist", seed_tree(0, "tff"), {}
     with pytest.raises(FileNotFoundError, match="put TFF's fed_emnist_train.h5 into"):
-        femnist.femnist(tmp_path)
+        images.femnist(tmp_path)
     folder.mkdir()
     for split, n in (("train", 5), ("test", 2)):
         with h5py.File(folder / f"fed_emnist_{split}.h5", "w") as file:
@@ -171,7 +171,7 @@ def test_tff_groups_become_a_federation_of_users(tmp_path):
                 kept[split, user] = rng.random((n, 28, 28), dtype=np.float32)
                 file[f"examples/{user}/pixels"] = kept[split, user]
                 file[f"examples/{user}/label"] = rng.integers(0, 62, n, dtype=np.int32)
-    made = femnist.femnist(tmp_path, whole=False)
+    made = images.femnist(tmp_path, whole=False)
     assert len(made.parts) == 20 and (made.sizes == 5).all() and "tff" in made.rule
     assert made.data.x_test.shape == (40, 1, 28, 28)
     images_of = made.data.x[torch.from_numpy(made.parts[4])][:, 0]
@@ -179,7 +179,7 @@ def test_tff_groups_become_a_federation_of_users(tmp_path):
     with pytest.raises(
         ValueError, match="20 clients with 5.00 images; .* has 3400 with"
     ):
-        femnist.femnist(tmp_path)
+        images.femnist(tmp_path)
 
 
 def test_hold_out_keeps_whole_clients_apart():
@@ -209,10 +209,10 @@ def test_hold_out_keeps_whole_clients_apart():
 # ---- EMNIST
 
 
-@pytest.mark.parametrize("split", femnist.EMNIST)
+@pytest.mark.parametrize("split", images.EMNIST)
 def test_a_whole_emnist_split_has_its_counts(split):
-    loaded = or_skip(femnist.emnist, split)
-    classes, n, n_test = femnist.EMNIST[split]
+    loaded = or_skip(images.emnist, split)
+    classes, n, n_test = images.EMNIST[split]
     assert (len(loaded.y), len(loaded.y_test)) == (n, n_test)
     assert sorted(set(loaded.y.tolist())) == list(range(classes))
 
@@ -222,7 +222,7 @@ def test_emnist_comes_upright_and_labelled_from_zero(tmp_path, monkeypatch):
     with pytest.raises(
         FileNotFoundError, match="put emnist-letters.* into .*EMNIST/raw"
     ):
-        femnist.emnist("letters", tmp_path)
+        images.emnist("letters", tmp_path)
     folder.mkdir(parents=True)
     letter = np.zeros((2, 28, 28), np.uint8)
     letter[0, 4:24, 8] = letter[0, 23, 8:18] = 255  # upright; the file: columns first
@@ -233,9 +233,9 @@ def test_emnist_comes_upright_and_labelled_from_zero(tmp_path, monkeypatch):
             file = folder / f"emnist-letters-{split}-{kind}-ubyte"
             file.write_bytes(head + array.tobytes())
     with pytest.raises(ValueError, match="has \\(2, 2\\) images; the split has"):
-        femnist.emnist("letters", tmp_path)
-    monkeypatch.setitem(femnist.EMNIST, "letters", (26, 2, 2))
-    made = femnist.emnist("letters", tmp_path)
+        images.emnist("letters", tmp_path)
+    monkeypatch.setitem(images.EMNIST, "letters", (26, 2, 2))
+    made = images.emnist("letters", tmp_path)
     assert torch.equal(made.x[0, 0] * 255, torch.from_numpy(letter[0]).float())
     assert made.y.tolist() == [11, 0] == made.y_test.tolist()
 

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import femnist, images
+from dpcomm.datasets import images
 from dpcomm.experiments.dprec.by_writer import columns, protocol
 from dpcomm.experiments.dprec.mnist import COUNTS
 from dpcomm.experiments.lines import Line, counted
@@ -34,7 +34,7 @@ def settings(scale: str) -> dict:
 def federation(scale: str):
     "The writers; below full scale scikit-learn's digits, dealt evenly."
     if scale == "full":
-        return femnist.femnist()
+        return images.femnist()
     data, n = images.load("digits"), settings(scale)["n_clients"]
     parts = images.iid(len(data.y), n, seed_tree(0, "partition"))
     return images.Federation(data, parts, "iid")

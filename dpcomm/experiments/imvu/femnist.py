@@ -13,7 +13,7 @@ from functools import cache, partial
 import numpy as np
 
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import femnist, images
+from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.lines import Line, from_training, source_of, stated
 from dpcomm.experiments.lines import run_one as run_one
@@ -83,7 +83,7 @@ def settings(scale: str) -> Sweep:
 def federation(data: str):
     "Clients that train, and the images of those that never do. [imvu Sec. 4.2]"
     if data == "femnist":
-        everyone = femnist.femnist()
+        everyone = images.femnist()
     else:
         dataset = images.load("mnist-by-writer" if data == "by_writer" else data)
         if data == "by_writer":

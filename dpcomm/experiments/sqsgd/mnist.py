@@ -11,7 +11,7 @@ import math
 from functools import cache, partial
 
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import femnist, images
+from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import Spec
 from dpcomm.experiments.lines import Line, source_of, stated
@@ -239,7 +239,7 @@ def describe(curve: Curve) -> str:
 @cache
 def federation(name: str, n_clients: int = 10):
     "The clients of a task. [sqsgd Sec. 4]"
-    data = femnist.emnist("mnist") if name == "emnist-mnist" else images.load(name)
+    data = images.emnist("mnist") if name == "emnist-mnist" else images.load(name)
     parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
     return images.Federation(data, parts, "iid, ten equal parts")
 
