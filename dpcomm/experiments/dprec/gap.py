@@ -16,7 +16,6 @@ from dpcomm.experiments.accounts import mnist_clients, mnist_spec
 from dpcomm.experiments.dprec.mnist import NAMES
 from dpcomm.experiments.dprec.tight import settings
 from dpcomm.experiments.lines import Line
-from dpcomm.experiments.lines import run_one as run_one
 
 # %% ../../../nbs/dprec/gap.ipynb #110125ba
 FACTORS = {

@@ -8,7 +8,6 @@ __all__ = ['settings', 'grid']
 # %% ../../../nbs/imvu/cifar10.ipynb #e74cbac6
 from dpcomm.experiments.imvu import mnist
 from dpcomm.experiments.imvu.mnist import Sweep
-from dpcomm.experiments.lines import run_one as run_one
 
 # %% ../../../nbs/imvu/cifar10.ipynb #b1c4d1ff
 def settings(scale: str) -> Sweep:

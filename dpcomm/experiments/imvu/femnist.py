@@ -16,7 +16,6 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.lines import Line, from_training, source_of, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms import mvu
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import example_level, models

@@ -16,7 +16,6 @@ from dpcomm.datasets import images
 from dpcomm.datasets.scattering import features
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import linear_model
 from dpcomm.training.linear_model import read_frontier
