@@ -19,8 +19,11 @@ import sys
 import tempfile
 import textwrap
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from threading import Event, Thread
 
 import dpcomm
 from dpcomm.core.checks import NotInstalled, shown
@@ -61,6 +64,12 @@ def seed_list(text: str) -> list:
             " write for example 0,1,2"
         )
     return seeds
+
+
+def several(value):
+    "The values of a setting: a tuple where commas part them."
+    words = value.split(",") if isinstance(value, str) else ()
+    return tuple(map(literal, words)) if len(words) > 1 else value
 
 
 def assignment(text: str) -> tuple:
@@ -132,8 +141,9 @@ def print_tables(args, *tables, **beside):
         texts = (figures.csv_text(t["header"], t["rows"]) for t in dicts)
         print("\n".join(texts), end="")
     else:
+        column = {"table": 2, "audit": 0}.get(args.verb)
         for table in tables:
-            show(with_notes(table, 2) if args.verb == "table" else table)
+            show(table if column is None else with_notes(table, column))
 
 # %% ../nbs/reference/cli.ipynb #a8e420df
 def _o(name, metavar, text, **how):
@@ -214,11 +224,13 @@ def _asked(name, args):
     path, scale = runs.notebook(name), runs.check_name("scale", args.scale, runs.SCALES)
     given, values = dict(args.p), dict(scale=scale, resume=args.resume)
     known, change = runs.defaults(path), {}
+    values |= {"name": name.replace("_", "-")} if "name" in known else {}
     if taken := [key for key in given if key in runs.SHARED or key == "device"]:
         raise ValueError(f"-p {taken[0]}: say --{taken[0].replace('_', '-')} instead")
     if not name.endswith(".ipynb"):
-        change = {key: given.pop(key) for key in [*given] if key not in known}
-        runs.read_change(change) if change else None
+        words = {key: given.pop(key) for key in [*given] if key not in known}
+        change = {key: several(value) for key, value in words.items()}
+        runs.read_changes(change)
     asked = dict(seeds=args.seeds, device=args.device)
     values |= given | {key: value for key, value in asked.items() if value is not None}
     runs.check_parameters(known, values)
@@ -229,21 +241,59 @@ def _asked(name, args):
     return name, path, values, change
 
 
+@contextmanager
+def moving():
+    "A sign on the terminal that turns every second, as long as no bar is there."
+    from tqdm import tqdm
+
+    def turn():
+        for sign in cycle("|/-\\"):
+            if ended.wait(1):
+                return
+            if not tqdm._instances:
+                print(f"\r{sign}\r", end="", file=sys.stderr, flush=True)
+
+    ended = Event()
+    if sys.stderr.isatty():
+        Thread(target=turn, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def tell(record) -> None:
+    "The first number of a run, as soon as it stands."
+    said = runs.in_words(record)
+    print(f"{record.key}, seed {record.seed}  {said}", file=sys.stderr)
+
+
+LAST = """# The learning curves of all runs in the folder of records
+from pathlib import Path
+from dpcomm.evidence import figures, records
+for file in Path({folder!r}).glob("*/{stem}.{scale}.jsonl"):
+    figures.learning_curves(records.read(file))"""
+
+
 def run_one(args, name, path, folder, values, change):
-    "Run an experiment, and print and keep what came out."
+    "Run an experiment, print what came out, and keep it as a page."
     from dpcomm.evidence import records, verdicts
     from dpcomm.privacy.guarantee import recorded
 
     start, scale = time.monotonic(), values["scale"]
     own = name.endswith(".ipynb")
     stem = (path.stem if own else name).replace("-", "_")
-    if not own:
-        made = runs.run_grid(name, **dict(seeds=[0]) | values, change=change)
-        if change:
-            return print_tables(args, runs.change_table(name, made, change, folder))
-        values |= dict(resume=True, max_seconds=None)
     target, home = folder / f"{stem}.{scale}.ipynb", path.parent if own else None
-    html = runs.run_page(path, target, values, home)
+    last = LAST.format(folder=str(folder), stem=stem, scale=scale)
+    if own:
+        html = runs.run_page(path, target, values, home, last)
+    else:
+        values = dict(seeds=[0]) | values
+        with moving():
+            made = runs.run_grid(**values | {"name": name}, change=change, tell=tell)
+        if change:
+            return show_changes(args, name, made, change, folder / "changes")
+        values |= dict(resume=True, max_seconds=None)
     file = next(folder.glob(f"*/{stem}.{scale}.jsonl"), None)
     if file is None:
         raise runs.CellError(
@@ -255,9 +305,26 @@ def run_one(args, name, path, folder, values, change):
     said = str(recorded(promises[0])) if promises else "no privacy is claimed"
     table = verdicts.runs_table(made, f"{name}, scale {scale}")
     print_tables(args, table, name=stem.replace("_", "-"), guarantee=said)
+    sys.stdout.flush()
+    if not own:
+        print(f"{path.name}, its page, is executed", file=sys.stderr)
+        with moving():
+            html = runs.run_page(path, target, values, home, last)
     if not (args.json or args.csv):
         seconds = f"{time.monotonic() - start:.0f} s"
         print(f"{said}\n{seconds}; records {file}\npage {target}\nreport {html}")
+
+
+def show_changes(args, name, made, change, folder):
+    "A table of what was tried; of a range a figure too."
+    beside, table = {}, runs.change_table(name, made, change, folder.parent)
+    if any(isinstance(value, tuple) for value in change.values()):
+        figure = folder / f"{made[0].experiment}.{made[0].scale}.png"
+        runs.change_figure(made, change).savefig(figure, bbox_inches="tight")
+        beside = dict(figure=str(figure))
+    print_tables(args, table, **beside)
+    if beside and not (args.json or args.csv):
+        print(f"figure {figure}")
 
 
 @verb(
@@ -437,9 +504,6 @@ def data(args):
         print(images.fetch(name, args.root), flush=True)
 
 # %% ../nbs/reference/cli.ipynb #02de7b23
-ROW = " {:<10} {:<12} {:>7} {:>7} {:>9} {:>7} {:>8} {}"
-
-
 @verb(
     "audit",
     _o("names", "MECHANISM", "its name, or my.module:Class", nargs="+"),
@@ -459,8 +523,8 @@ def audit_all(args) -> int:
     from dpcomm.privacy.audit import HEADER, LEGEND, cases, row
 
     sys.path.insert(0, "")  # my.module:Class stands where the command was typed
+    start, rows, bad, played = time.perf_counter(), [], 0, []
     audit.ceiling(args.trials, args.delta, args.alarm)
-    start, last, rows, bad, played = time.perf_counter(), None, [], 0, []
     for name in args.names:  # each with the audit of its messages
         if ":" in name:
             name = contract.import_mechanism(name)
@@ -469,27 +533,20 @@ def audit_all(args) -> int:
         played += cases(
             [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
         )
-    for_people = not (args.json or args.csv)
-    tell = tqdm.write if for_people else str
-    legend = LEGEND.format(delta=args.delta, alarm=args.alarm)
-    tell(f"{legend}\n{ROW.format(*HEADER)}")
     for case in tqdm(played, "audit", disable=None, leave=False):
         how = args.trials, args.delta, args.alarm, args.seed
         claimed, audited, judged = case.run(*how)
-        setting = f"{case.setting}; accountant {claimed.accountant}"
         wrong = judged.refuted or audit.refutes(audited, claimed)
-        line = row(case, claimed, audited, judged, wrong)
-        if case.mechanism != last:
-            tell("\n".join(textwrap.wrap(setting, 80, subsequent_indent="    ")))
-        tell(ROW.format(*line))
-        rows.append((setting, *line))
-        last, bad = case.mechanism, bad + wrong
-    if for_people:
+        setting = f"{case.setting}; accountant {claimed.accountant}"
+        rows.append((setting, *row(case, claimed, audited, judged, wrong)))
+        bad += wrong
+    legend = LEGEND.format(delta=args.delta, alarm=args.alarm).replace("\n ", "")
+    notes = tuple(legend.splitlines())
+    table = Table(("mechanism", *HEADER), tuple(rows), "Audits", notes)
+    print_tables(args, table)
+    if not (args.json or args.csv):
         seconds = f"{time.perf_counter() - start:.0f} s"
         print(f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds}")
-    else:
-        header, notes = ("mechanism", *HEADER), (" ".join(legend.split()),)
-        print_tables(args, Table(header, tuple(rows), "Audits", notes))
     return 4 if bad else 0
 
 

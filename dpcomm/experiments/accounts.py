@@ -36,9 +36,7 @@ class Spec:
     mechanism: Mechanism
     config: Config  # with the mechanism's own sampling
     guarantee: Callable | None = None  # rounds -> Guarantee; None: none is claimed
-    as_run: Callable | None = (
-        None  # rounds -> {relation: Guarantee}, where that is more
-    )
+    as_run: Callable | None = None  # rounds -> {relation: Guarantee} where that is more
 
 
 def delta_of(n_clients: int) -> float:
@@ -68,12 +66,7 @@ def as_run(
 
 
 def accounted_as_poisson(
-    mechanism,
-    config: Config,
-    n_clients: int,
-    d: int = None,
-    delta: float = None,
-    **more,
+    mechanism, config: Config, n_clients: int, d: int = None, delta=None, **more
 ) -> Spec:
     "Cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]"
     config = dataclasses.replace(config, sampling="fixed")
@@ -98,13 +91,7 @@ def fedavg(config: Config, n_clients: int, clip: float, sigma: float) -> Spec:
 
 # %% ../../nbs/dprec/accounts.ipynb #9d0fcbbb
 def rec(
-    config: Config,
-    n_clients: int,
-    c: float,
-    std: float,
-    groups: tuple,
-    bits: int = 7,
-    **more,
+    config: Config, n_clients: int, c: float, std: float, groups, bits=7, **more
 ) -> Spec:
     "DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]"
     mechanism = Rec(c * std, std, bits, tuple(groups))
@@ -153,33 +140,21 @@ def calibrated_sigma(
 
 
 def calibrated_c(
-    eps: float, n_clients: int, cohort: int, rounds: int, n_groups: int, bits: int = 7
+    eps: float, n_clients: int, cohort: int, rounds: int, n_groups: int, by=None, bits=7
 ) -> float:
-    """DP-REC's clip over standard deviation for a budget, by Algorithm 7, four decimals,
-    rounded down. [dprec App. C.2]
-    """
-    run = dict(slots=rounds * cohort, n_clients=n_clients, nbits=n_groups * bits)
-    delta = delta_of(n_clients)
-    c = calibrate_clip(eps, theorem1_epsilon, **run, delta=delta)
-    return math.floor(1e4 * c) / 1e4
+    """DP-REC's clip over standard deviation for a budget, four decimals, rounded down.
+    [dprec App. C.2; dprec/theorem, Thms. F, order]
 
-
-def tight_c(
-    eps: float,
-    n_clients: int,
-    cohort: int,
-    rounds: int,
-    n_groups: int,
-    composed: bool = False,
-    bits: int = 7,
-) -> float:
-    """DP-REC's clip over standard deviation for a budget, by an exact accountant, four
-    decimals, rounded down. [dprec/theorem, Thms. F, order]
+    by: None, Algorithm 7; exact-balle; pld-exact, which is looked for just above that.
     """
-    run = RecRun(rounds * cohort, n_clients, 2**bits, n_groups)
-    delta = delta_of(n_clients)
-    c = calibrate_clip(eps, run=run, delta=delta, conversion="balle")
-    if composed:
+    slots, delta = rounds * cohort, delta_of(n_clients)
+    if by is None:
+        run = dict(slots=slots, n_clients=n_clients, nbits=n_groups * bits)
+        c = calibrate_clip(eps, theorem1_epsilon, **run, delta=delta)
+    else:
+        run = RecRun(slots, n_clients, 2**bits, n_groups)
+        c = calibrate_clip(eps, run=run, delta=delta, conversion="balle")
+    if by == "pld-exact":
         c = calibrate_clip(eps, pld_epsilon, c, 1.1 * c, 1e-4, run=run, delta=delta)
     return math.floor(1e4 * c) / 1e4
 
@@ -256,12 +231,7 @@ def mnist_clients(
 
 
 def mnist_spec(
-    config: Config,
-    groups: tuple,
-    eps: int,
-    kind: str,
-    n_clients: int,
-    setting: float = None,
+    config: Config, groups: tuple, eps: int, kind: str, n_clients: int, setting=None
 ) -> Spec:
     "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
     setting = setting or stated_setting("mnist", eps, kind)

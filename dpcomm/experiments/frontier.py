@@ -22,7 +22,6 @@ from dpcomm.datasets import images
 from dpcomm.evidence import figures, records
 from dpcomm.evidence.verdicts import Summary, cell_summary
 from dpcomm.experiments.lines import Line, from_training, source_of
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.experiments.mean_estimation import RENYI
 from dpcomm.mechanisms import choose
 from dpcomm.mechanisms.choose import average_error

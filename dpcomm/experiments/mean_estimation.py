@@ -13,7 +13,6 @@ import torch
 from dpcomm.core.random import derive, normal, seed_tree
 from dpcomm.evidence import figures
 from dpcomm.experiments.lines import Line
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms.choose import choose, grids
 from dpcomm.mechanisms.contract import registered
 from dpcomm.mechanisms.deployments import Deployment

@@ -65,6 +65,8 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
         ("run dprec-mnist -p onyl=rec", "setting='onyl' is not one of"),
+        ("run dprec-mnist -p lr=0.1,fast", "lr"),
+        ("run dprec-mnist -p rounds=10,20", "the privacy guarantee depends on it"),
         ("merge nowhere", "has no records"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
         ("report dprec-mnist", "is not one of"),
@@ -122,7 +124,8 @@ def test_tables_are_printed_for_other_programs_too(words, column, capsys):
 
 
 def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatch):
-    def run_grid(name, out, **how):
+    def run_grid(name, out, tell, **how):
+        tell(quick(0, 12.5))
         return [records.append(out, quick(0, 12.5))]
 
     monkeypatch.setattr(runs, "run_grid", run_grid)
@@ -130,7 +133,9 @@ def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatc
     words = f"run dprec-mnist --scale quick --out {tmp_path}"
     code, shown = said(words, capsys)
     assert code == 0 and f"report {tmp_path / 'page.html'}" in shown.out
-    assert shown.err.splitlines()[0] == f"records and pages go to {tmp_path}"
+    place, first, *_ = shown.err.splitlines()
+    assert place == f"records and pages go to {tmp_path}"
+    assert first == "linear.eps3.rec, seed 0  accuracy, %: 12.5"
     code, shown = said(f"{words} --json", capsys)
     found = json.loads(shown.out)
     assert code == 0 and found["tables"][0]["rows"][0][2] == "12.5"
@@ -138,16 +143,22 @@ def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatc
     assert found["guarantee"] == "no privacy is claimed"
 
 
-def test_a_setting_is_tried_under_its_own_name(tmp_path, capsys, monkeypatch):
+@tabled("words, wanted", [("lr=0.1", 0.1), ("server=sgd,adam", ("sgd", "adam"))])
+def test_settings_are_tried_outside_every_verdict(
+    words, wanted, tmp_path, capsys, monkeypatch
+):
     given = []
 
     def run_grid(name, change, **how):
         given.append(change)
-        return [quick(0, 1.0)]
+        return [quick(0, 1.0)] * (2 if "," in words else 1)
 
     monkeypatch.setattr(runs, "run_grid", run_grid)
-    assert said(f"run dprec-mnist -p lr=0.1 --out {tmp_path}", capsys)[0] == 0
-    assert given == [{"lr": 0.1}]
+    (tmp_path / "changes").mkdir()
+    code, shown = said(f"run dprec-mnist -p {words} --out {tmp_path}", capsys)
+    assert code == 0 and given == [{words.split("=")[0]: wanted}]
+    assert ("figure " in shown.out) == ("," in words)
+    assert [*tmp_path.glob("changes/*.png")] if "," in words else True
 
 
 def quick(seed, value):

@@ -117,18 +117,6 @@ def test_orders_agree_disagree_and_are_ranks_alone(found):
     assert frontier.agreement(other, "informed") == same
 
 
-def test_the_interval_is_bonett_and_wrights(found):
-    swapped = [
-        p._replace(predicted={3.0: 4.0, 4.0: 3.0}.get(p.predicted, p.predicted))
-        for p in found
-    ]
-    a, n = frontier.agreement(swapped), len(TOY)
-    assert a.rho == pytest.approx(1 - 6 * 2 / (n * (n**2 - 1)))
-    half = 1.96 * np.sqrt((1 + a.rho**2 / 2) / (n - 3))
-    assert np.arctanh(a.low) == pytest.approx(np.arctanh(a.rho) - half)
-    assert np.arctanh(a.high) == pytest.approx(np.arctanh(a.rho) + half)
-
-
 def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
     def record(key, seed, accuracy, **config):
         config = dict(kind="pm", d=10, mechanism="Pm()") | config

@@ -292,17 +292,6 @@ def test_runs_that_need_others_come_after_them_and_seeds_as_planned(made):
     assert [(run.key, seed) for run, seed in asked] == [("fedavg", 7)]
 
 
-def test_what_matches_nothing_is_refused_with_the_nearest(made):
-    says = "made-up, only='fedavj' .*did you mean 'fedavg'"
-    with pytest.raises(ValueError, match=says):
-        runs.select(made.experiment, "full", None, "fedavj")
-    with pytest.raises(ValueError, match="did you mean 'rec'"):
-        runs.find_run(made.experiment, "full", "rek")
-    with pytest.raises(ValueError, match="did you mean 'quick'"):
-        made.experiment.grid("quik")
-    assert runs.find_run(made.experiment, "full", "rec") == made.run("rec")
-
-
 def test_experiments_are_found_by_name_and_refused_with_the_nearest():
     for name in ("dprec-mnist", "dprec_mnist"):
         found = runs.find(name)
@@ -377,11 +366,12 @@ KEY = "linear.eps3.fedavg"
         (dict(rounds=3), "the privacy guarantee depends on it"),
         (dict(server_lrr=1.0), "did you mean 'server_lr'"),
         (dict(lr=-1.0), "lr"),
+        (dict(lr=(0.1, "fast")), "lr"),
     ],
 )
 def test_what_cannot_be_changed_is_refused_by_name(change, says):
     with pytest.raises(ValueError, match=says):
-        runs.read_change(change)
+        runs.read_changes(change)
 
 
 def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
@@ -395,6 +385,27 @@ def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
     table = runs.change_table("dprec-mnist", made, change, tmp_path)
     assert table.header[-1] == "eval_every=50,server_lr=0.03"
     assert table.rows[0][:3] == (KEY, "0", "not recorded")
+
+
+def test_several_values_make_one_table_and_one_figure(tmp_path):
+    "Each pair of values, each run under its own name, also where one begins another."
+    change = dict(server_lr=(1.0, 1.5), lr=(0.05, 0.1), eval_every=50)
+    told = []
+    made = runs.run_grid(*TRIED, tmp_path, KEY, change=change, tell=told.append)
+    assert told == made and len({r.key for r in made}) == 4
+    table = runs.change_table("dprec-mnist", made, change, tmp_path)
+    settings = [
+        f"eval_every=50,lr={b},server_lr={a}" for a in (1.0, 1.5) for b in (0.05, 0.1)
+    ]
+    assert table.header == ("run", "seed", "as recorded", *settings)
+    (row,) = table.rows
+    scores = [f"accuracy, %: {r.final['accuracy']:.4g}" for r in made]
+    assert row == (KEY, "0", "not recorded", *scores)
+    figure = runs.change_figure(made, change)
+    lines = figure.axes[0].get_lines()
+    assert [list(line.get_xdata()) for line in lines] == [[1.0, 1.5]] * 2
+    ends = [[r.final["accuracy"] for r in made[i::2]] for i in (0, 1)]
+    assert [list(line.get_ydata()) for line in lines] == ends
 
 
 # ---- costs

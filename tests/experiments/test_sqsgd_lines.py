@@ -8,10 +8,11 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import lines
-from dpcomm.experiments.sqsgd import emnist, fmnist, mnist
+from dpcomm.experiments.run import runs
+from dpcomm.experiments.sqsgd import mnist
 from dpcomm.mechanisms import sqsgd
 
-TASKS = {"mnist": mnist, "emnist": emnist, "fmnist": fmnist}
+TASKS = {t: runs.find(f"sqsgd-{t}").module for t in ("mnist", "emnist", "fmnist")}
 LENET = mnist.Base(61_706, (200, 300, 400))
 
 

@@ -286,7 +286,7 @@ def lost_pages(cell):
                 yield f"page {name}: {PAGES_NAMED[name]} pages have this name, not one"
 
 
-PLAYS = {"settings", "grid", "run_one"}  # of an experiment, called by the runner
+PLAYS = {"settings", "grid"}  # of an experiment, called by the runner
 CELL_RULES = (
     tracebacks,
     large_images,

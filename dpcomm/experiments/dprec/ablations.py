@@ -13,7 +13,6 @@ from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import by_writer
 from dpcomm.experiments.dprec.by_writer import paper_setting
 from dpcomm.experiments.lines import Line
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 

@@ -13,7 +13,6 @@ from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 
 # %% ../../../nbs/dprec/by_writer.ipynb #d4fd7504
 paper_setting = partial(stated, "dprec", "femnist")

@@ -18,7 +18,6 @@ from dpcomm.experiments import accounts
 from dpcomm.experiments.accounts import PREMISE
 from dpcomm.experiments.dprec.by_writer import SERVERS
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.privacy import accounting
 from dpcomm.training import downlink

@@ -23,7 +23,6 @@ from dpcomm.experiments.accounts import mnist_clients
 from dpcomm.experiments.dprec import by_writer
 from dpcomm.experiments.dprec.by_writer import paper_config, paper_setting
 from dpcomm.experiments.lines import Line, source_of
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms.rec import Rec, log_weights
 from dpcomm.training import downlink, models
 from dpcomm.training.federated import Config

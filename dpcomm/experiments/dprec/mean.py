@@ -15,7 +15,6 @@ import torch
 
 from dpcomm.core.random import seed_tree
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.contract import mechanism
 
@@ -67,11 +66,6 @@ def rec_error(x, t: float, std: float) -> float:
     return float(bias + (d * std**2 - ((1 - s2) * norm) ** 2).sum() / n**2)
 
 
-def unbiased_error(n: int, d: int, std: float) -> float:
-    "DP-REC's error on n vectors of length one, once its shrinkage is undone."
-    return (d * (std / (1 - float(collision(1 / std)))) ** 2 - 1) / n
-
-
 def sqkr_error(x, m, public: bool = False) -> float:
     """SQKR's error in closed form, over the choice of the coordinate. [Chen et al. 2020]
 
@@ -117,8 +111,9 @@ def closed_form(key: str, scale: str, t: float) -> float:
     x, m = vectors(0, **settings(scale)), method(key)
     if key.startswith("sqkr"):
         return sqkr_error(x, m, public=key == "sqkr.public")
-    if key == "rec.unbiased":
-        return unbiased_error(*x.shape, m.std)
+    if key == "rec.unbiased":  # lengths of one, the shrinkage undone
+        n, d = x.shape
+        return (d * (m.std / (1 - float(collision(1 / m.std)))) ** 2 - 1) / n
     return rec_error(x, t, m.std)
 
 # %% ../../../nbs/dprec/mean.ipynb #a266f3d9

@@ -10,7 +10,6 @@ from functools import partial
 
 from dpcomm.experiments.accounts import mnist_clients, mnist_spec
 from dpcomm.experiments.lines import Line, counted
-from dpcomm.experiments.lines import run_one as run_one
 
 # %% ../../../nbs/dprec/mnist.ipynb #3cdcd63a
 def settings(scale: str) -> dict:

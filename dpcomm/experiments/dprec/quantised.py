@@ -17,7 +17,6 @@ from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import mnist
 from dpcomm.experiments.dprec.mnist import NAMES, clients
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms.quantised import Quantised, survival
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models

@@ -15,7 +15,6 @@ from dpcomm.experiments.accounts import budget_spec
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import COUNTS, NAMES
 from dpcomm.experiments.lines import Line, counted, source_of, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.training import models
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #a0405d09

@@ -17,7 +17,6 @@ from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import NAMES
 from dpcomm.experiments.lines import Line, stated, train
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.training.models import TagRegression, recall, tag_loss
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #3da7538a

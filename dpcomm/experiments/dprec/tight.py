@@ -13,7 +13,6 @@ from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import mnist
 from dpcomm.experiments.dprec.mnist import clients
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 
 # %% ../../../nbs/dprec/tight.ipynb #4c5605d4
@@ -44,7 +43,8 @@ def setting(eps: int, kind: str) -> float:
         return accounts.calibrated_sigma(eps, *run, tight=True)
     if kind in ("rec-tight", "rec-pld"):
         n_groups = paper_setting("n_tensors")
-        return accounts.tight_c(eps, *run, n_groups, kind == "rec-pld")
+        by = {"rec-tight": "exact-balle", "rec-pld": "pld-exact"}[kind]
+        return accounts.calibrated_c(eps, *run, n_groups, by)
     return accounts.stated_setting("mnist", eps, kind.partition("-")[0])
 
 # %% ../../../nbs/dprec/tight.ipynb #c49c8f0e

@@ -17,7 +17,6 @@ from dpcomm.core.wire import Bits
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import PREMISE
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.privacy import accounting
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 

@@ -21,7 +21,6 @@ from dpcomm.evidence import paper_tables
 from dpcomm.evidence.verdicts import Table
 from dpcomm.experiments import accounts
 from dpcomm.experiments.lines import Line, source_of, stated, train
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms import topk
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models

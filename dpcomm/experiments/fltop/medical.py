@@ -17,7 +17,6 @@ from dpcomm.datasets import medical
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.fltop import fmnist
 from dpcomm.experiments.fltop.fmnist import MAIN, Column, Scheme, twins
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.training import models
 from dpcomm.training.local_sgd import downsample_majority
 

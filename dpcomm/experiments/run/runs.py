@@ -17,22 +17,25 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import dpcomm
 from ...core.checks import check_between, needs, refuse, shown
 from ...core.files import atomic_write, locked, unwritable
 from ...evidence import paper_tables, records
 from ...evidence.records import SCALES, Record
+from .. import lines
 from ..lines import Line
 
 # %% ../../../nbs/run/runs.ipynb #f6466a60
 PACKAGE = Path(dpcomm.__file__).resolve().parent
+NEVER_RUN = "dprec-femnist", "sqsgd-emnist", "sqsgd-fmnist"  # one page has them all
 SHARED = "scale", "seeds", "out", "resume", "max_seconds"  # that every notebook takes
 LAST_SEED = 2**63 - 1
 
@@ -56,8 +59,9 @@ def check_name(what: str, value: str, known) -> str:  # the value
     return value
 
 
-def paper_of(path: Path) -> str:  # that its notebook repeats, or 'across'
-    return path.parent.name.replace("experiments", paper_tables.ACROSS)
+def paper_of(name: str) -> str:  # that an experiment repeats, or 'across'
+    paper = name.partition("-")[0]
+    return paper if paper in paper_tables.papers() else paper_tables.ACROSS
 
 
 def notebook(name: str) -> Path:
@@ -94,7 +98,12 @@ def experiments() -> dict:
         for path in sorted(home.glob(f"{folder}/[a-z]*.ipynb")):
             if b'"parameters"' in path.read_bytes():
                 paths[before + path.stem.replace("_", "-")] = path
-    return paths
+    if shared := paths.pop("not-run", None):
+        paths |= dict.fromkeys(NEVER_RUN, shared)
+    order = sorted(
+        paths, key=lambda name: (paper_of(name) == paper_tables.ACROSS, name)
+    )
+    return {name: paths[name] for name in order}
 
 # %% ../../../nbs/run/runs.ipynb #380eb869
 @dataclass(frozen=True)
@@ -102,7 +111,7 @@ class Experiment:
     """A notebook's claim, as far as a program needs it.
 
     name: as 'dprec-mnist'.
-    module: with settings, grid and run_one.
+    module: with settings and grid, and run_one where it is not that of all lines.
     paper: id of the paper that it repeats, or 'across'.
     """
 
@@ -158,7 +167,11 @@ def find(name: str | Experiment) -> Experiment:
     path = notebook(name)
     place = f"{path.parent.name}.{path.stem}".removeprefix("experiments.")
     module = importlib.import_module(f"dpcomm.experiments.{place}")
-    return Experiment(name.replace("_", "-"), module, paper_of(path))
+    name = name.replace("_", "-")
+    if name in NEVER_RUN:
+        made = {f: partial(getattr(module, f), name=name) for f in ("settings", "grid")}
+        module = SimpleNamespace(**made)
+    return Experiment(name, module, paper_of(name))
 
 
 def own(name: str, grid, run_one, table=None) -> Experiment:
@@ -303,7 +316,8 @@ def _outcome(experiment, run, seed, how, folder):
             return {"notes": [f"computed from {lost[0]}, which diverged: no numbers"]}
         how = (how if run.minutes else {}) | {"inputs": inputs}
     try:
-        return experiment.module.run_one(run, seed, **how)
+        play = getattr(experiment.module, "run_one", lines.run_one)
+        return play(run, seed, **how)
     except FloatingPointError as error:
         return {"notes": [f"diverged: {error}"]}
 
@@ -358,9 +372,7 @@ def execute(
         )
         device = how.get("device", "cpu")
         record = record_of(experiment, recorded, seed, outcome, cost, device)
-        if table := getattr(
-            experiment.module, "table", None
-        ):  # of a notebook of one's own
+        if table := getattr(experiment.module, "table", None):  # of one's own notebook
             atomic_write(folder / experiment.paper / table.name, table.read_bytes())
         records.append(folder, record)
         path.unlink(missing_ok=True)
@@ -451,6 +463,7 @@ def run_grid(
     resume: bool = False,
     max_seconds: float | None = None,
     change: dict | None = None,
+    tell=None,
     **how,
 ) -> list:
     """Run a grid; runs.Unfinished where rounds are left.
@@ -462,7 +475,9 @@ def run_grid(
     only: keys that begin with it.
     resume: go on from records and checkpoints.
     max_seconds: stop at a round boundary after this long.
-    change: setting -> value to try; runs that train, outside every verdict.
+    change: setting -> value to try, a tuple of several; runs that train, outside every
+        verdict.
+    tell: called with every Record as soon as it stands.
     how: workers, device, save_every, ... as `run_one` takes them.
     Returns: list of Record.
     """
@@ -470,6 +485,8 @@ def run_grid(
     jobs = select(experiment, scale, seeds, only)
     if change:
         jobs = [(run, seed) for run, seed in jobs if run.changes and not run.needs]
+    tried = read_changes(change) if change else [None]
+    jobs = [(*job, each) for each in tried for job in jobs]
     if not jobs:
         raise ValueError(
             f"{experiment.name}: nothing that begins with {only} trains so"
@@ -478,9 +495,9 @@ def run_grid(
     if out is None and not in_pages():
         print(f"records go to {folder}", flush=True)
     costs = Costs(experiment, scale, None, folder)
-    minutes = [costs.minutes(run)[0] for run, _ in jobs]
+    minutes = [costs.minutes(run)[0] for run, *_ in jobs]
     end = None if max_seconds is None else time.monotonic() + max_seconds
-    for i, (run, seed) in enumerate(jobs):
+    for i, (run, seed, each) in enumerate(jobs):
         rest = sum(minutes[i:])
         rest = f"{rest / 60:.1f} h" if rest > 90 else f"{rest:.0f} min"
         place = f"{i + 1} of {len(jobs)}, {rest} left in all"
@@ -488,9 +505,11 @@ def run_grid(
         how |= dict(progress=f"{run.key}, seed {seed} ({place})", max_seconds=seconds)
         record = None
         if seconds is None or seconds > 0:
-            record = execute(experiment, run, seed, folder, resume, change, **how)
+            record = execute(experiment, run, seed, folder, resume, each, **how)
         if record:
             finished.append(record)
+            if tell:
+                tell(record)
         else:
             left.append(f"{run.key} seed {seed}")
     if left:
@@ -502,41 +521,89 @@ def run_grid(
 PROMISED = "rounds", "cohort", "sampling"
 
 
-def read_change(pairs: dict) -> dict:
-    "Training settings to try; ValueError says what can be changed."
+def read_changes(pairs: dict) -> list:
+    """Every combination of training settings to try, as [{setting: value}]; a tuple holds
+    several values of one setting. ValueError says what can be changed.
+    """
     from dpcomm.training.federated import Config
 
     allowed = [f.name for f in fields(Config) if f.name not in PROMISED]
-    for name, value in pairs.items():
+    values = {k: v if isinstance(v, tuple) else (v,) for k, v in pairs.items()}
+    for name, tried in values.items():
         if name in PROMISED:
             raise ValueError(
                 f"change of {name}: the privacy guarantee depends on it, so it cannot"
                 f" be changed alone; choose one of {', '.join(allowed)}"
             )
         check_name("setting", name, allowed)
-        Config(**{name: value})  # its own checks
-    return pairs
+        for value in tried:
+            Config(**{name: value})  # its own checks
+    return [dict(zip(values, each)) for each in product(*values.values())]
+
+
+def in_words(record: Record | None) -> str:
+    "The score of a run, or why it has none."
+    from dpcomm.evidence.verdicts import SCORES, score_of
+
+    if record is None:
+        return "not recorded"
+    label, s = score_of([record])
+    return f"{SCORES[label]}: {s.mean:.4g}" if s else "; ".join(record.notes) or "done"
+
+
+def _tried(changed, change):
+    "(setting -> value, its records and their keys without it), of `run_grid`'s result."
+    tried = read_changes(change)
+    n = len(changed) // len(tried)
+    for i, each in enumerate(tried):
+        start, mine = f"change.{_in_words(each)}.", changed[i * n : (i + 1) * n]
+        yield each, [(r, r.key.removeprefix(start)) for r in mine]
 
 
 def change_table(name: str, changed: list, change: dict, root=None):
-    "Scores with other settings beside those that are recorded."
-    from dpcomm.evidence.verdicts import SCORES, Table, score_of
-
-    def score(record):
-        if record is None:
-            return "not recorded"
-        label, s = score_of([record])
-        return f"{SCORES[label]}: {s.mean:.4g}" if s else "; ".join(record.notes)
+    "Scores with other settings beside those that are recorded, a column a change."
+    from dpcomm.evidence.verdicts import Table
 
     experiment, scale = find(name), changed[0].scale
-    have = recorded_runs(experiment, scale, None, root)
-    rows = []
-    for record in changed:
-        key = record.key.removeprefix(f"change.{_in_words(change)}.")
-        pair = have.get((key, record.seed)), record
-        rows.append((key, str(record.seed), *map(score, pair)))
+    have, tried = (
+        recorded_runs(experiment, scale, None, root),
+        [*_tried(changed, change)],
+    )
+    rows = [
+        (key, str(first.seed), in_words(have.get((key, first.seed))))
+        for first, key in tried[0][1]
+    ]
+    for _, mine in tried:
+        rows = [(*row, in_words(record)) for row, (record, _) in zip(rows, mine)]
+    header = "run", "seed", "as recorded", *(_in_words(each) for each, _ in tried)
     title = f"{experiment.name}, scale {scale}, changed on trial: earns no verdict"
-    return Table(("run", "seed", "as recorded", _in_words(change)), tuple(rows), title)
+    return Table(header, tuple(rows), title)
+
+
+def change_figure(changed: list, change: dict):
+    "Scores over the values of the first setting that has several, a line a run."
+    from dpcomm.evidence import figures
+    from dpcomm.evidence.verdicts import SCORES, score_of
+
+    name, *others = (k for k, value in change.items() if isinstance(value, tuple))
+    points, mechs, label = {}, {}, "score"
+    for each, mine in _tried(changed, change):
+        beside = _in_words({k: each[k] for k in others})
+        for record, key in mine:
+            score, s = score_of([record])
+            if s:
+                label, line = SCORES[score], f"{key} {beside}".strip()
+                mechs[line] = figures.mechanism_of(record)
+                points.setdefault(line, {}).setdefault(each[name], []).append(s.mean)
+    lines = []
+    for line, at in points.items():
+        ys = [*zip(*at.values())]  # a row a seed
+        lines.append(figures.series(mechs[line], [*at], ys, line))
+    numbers = all(isinstance(value, (int, float)) for value in change[name])
+    draw = figures.curve if numbers else figures.bars
+    figure, _ = draw(lines, name, label, "Changed on trial: earns no verdict")
+    figure.axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)
+    return figure
 
 # %% ../../../nbs/run/runs.ipynb #7d051330
 def defaults(path) -> dict:
@@ -592,25 +659,6 @@ def differences(config, paper) -> str:
     return "\n".join(lines) or "every setting is the paper's"
 
 # %% ../../../nbs/run/runs.ipynb #bae8e2e5
-@contextmanager
-def _environment(folder):
-    "Variables that a kernel inherits, as long as the block lasts."
-    before = dict(os.environ)
-    for name, first in ("JUPYTER_PATH", folder), ("PYTHONPATH", str(PACKAGE.parent)):
-        os.environ[name] = os.pathsep.join(filter(None, [first, before.get(name)]))
-    os.environ.update(
-        IPYTHONDIR=folder,
-        DPCOMM_PROGRESS=str(int(sys.stderr.isatty())),
-        PYDEVD_DISABLE_FILE_VALIDATION="1",
-        MPLBACKEND="module://matplotlib_inline.backend_inline",
-    )
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def page_tools() -> None:
     "Ask for what executes a page, before anything is computed."
     with needs("run"):
@@ -619,22 +667,35 @@ def page_tools() -> None:
                 raise ModuleNotFoundError(name=name)
 
 
-def run_page(path, target, values: dict, home=None) -> Path:
-    "Execute a notebook in a fresh kernel and keep it at `target`, and as HTML beside it."
+def run_page(path, target, values: dict, home=None, last: str = "") -> Path:
+    """Execute a notebook in a fresh kernel, with a `last` cell, and keep it at `target`,
+    and as HTML beside it.
+    """
     with needs("run"):
+        import nbformat
         import papermill
         from ipykernel.kernelspec import write_kernel_spec
         from nbclient.exceptions import DeadKernelError
         from nbconvert import HTMLExporter
 
     name, target = Path(path).name, Path(target)
+    page = nbformat.read(path, nbformat.NO_CONVERT)
+    page.cells += [nbformat.v4.new_code_cell(last)] if last else []
     how = dict(cwd=home, kernel_name="python3", language="python", progress_bar=False)
     how |= dict(extra_arguments=["--log-level=CRITICAL"], stderr_file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="dpcomm-") as folder:
         write_kernel_spec(Path(folder) / "kernels" / "python3")
+        inherited = dict(
+            JUPYTER_PATH=_before("JUPYTER_PATH", folder),
+            PYTHONPATH=_before("PYTHONPATH", str(PACKAGE.parent)),
+            IPYTHONDIR=folder,
+            DPCOMM_PROGRESS=str(int(sys.stderr.isatty())),
+            PYDEVD_DISABLE_FILE_VALIDATION="1",
+            MPLBACKEND="module://matplotlib_inline.backend_inline",
+        )
         try:
-            with _environment(folder):
-                papermill.execute_notebook(path, target, values, **how)
+            with mock.patch.dict(os.environ, inherited):
+                papermill.execute_notebook(page, target, values, **how)
         except papermill.PapermillExecutionError as error:
             if error.ename == "Unfinished":
                 raise Unfinished(error.evalue) from None
@@ -652,3 +713,7 @@ def run_page(path, target, values: dict, home=None) -> Path:
     of_strangers = r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>'
     html = re.sub(of_strangers, "", html).encode()
     return atomic_write(target.with_suffix(".html"), html)
+
+
+def _before(name, first):  # of a variable that lists folders
+    return os.pathsep.join(filter(None, [first, os.environ.get(name)]))

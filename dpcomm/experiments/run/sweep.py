@@ -136,26 +136,6 @@ def cost(name: str) -> Table:
     return _table(header, rows, f"Cost of {name}")
 
 
-def ledger(scale: str = "full") -> Table:
-    "Finished and missing runs, counted from records alone, a row an experiment."
-    rows = []
-    for e in map(find, runs.experiments()):
-        costs = Costs(e, scale)
-        done = [sum((r.key, s) in costs.have for s in r.seeds) for r in costs.grid]
-        some, planned = list(filter(None, done)), max(len(r.seeds) for r in costs.grid)
-        seeds = f"{min(some)}..{max(done)} of {planned}" if some else "none"
-        settings = (
-            str(sum(len(r.fills) for r in costs.grid)),
-            f"{len(some)} of {len(done)}",
-        )
-        hours = (f"{minutes / 60:,.1f}" for minutes in (costs.spent, costs.left))
-        rows.append((e.name, e.paper, *settings, seeds, *hours))
-    header = (
-        "experiment|paper|cells|settings done|seeds, least..most|CPU hours spent|left"
-    )
-    return _table(header, rows, f"Scale {scale}")
-
-
 class _Line(msgspec.Struct):
     key: str
     seed: int
@@ -166,8 +146,8 @@ class _Line(msgspec.Struct):
 def overview() -> Table:
     "Every experiment and what its committed records hold."
     rows, decoder = [], msgspec.json.Decoder(_Line)
-    for name, path in runs.experiments().items():
-        paper = runs.paper_of(path)
+    for name in runs.experiments():
+        paper = runs.paper_of(name)
         home, row = paper_tables.assets("results") / paper, [name, paper]
         for scale in records.SCALES:
             file = home / f"{name.replace('-', '_')}.{scale}.jsonl"

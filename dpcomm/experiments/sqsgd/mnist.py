@@ -15,7 +15,6 @@ from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import Spec
 from dpcomm.experiments.lines import Line, source_of, stated
-from dpcomm.experiments.lines import run_one as run_one
 from dpcomm.mechanisms import pm, sqsgd, topk, vqsgd
 from dpcomm.training import models
 
