@@ -243,21 +243,12 @@ class Compressive(LinearSketch):
         found = recover(mean, self.plan(d), self.penalty, self.iterations)
         return torch.from_numpy(found).to(total.device)
 
-    def moments(self, u: Tensor) -> tuple:
-        # bias: the coefficients not kept; variance: a share of noise per coefficient
-        d = check_rows("u", u).shape[1]
-        variance = torch.from_numpy(self.share**2 * leverage(self.plan(d))).float()
-        bias = self.expand(self.sketch(u), d) - u
-        return bias, variance.to(u.device).expand(u.shape)
-
-# %% ../../nbs/baselines/compressive.ipynb #d460eada
-def leverage(p: Plan) -> np.ndarray:
-    "Diagonal of A^T A: how much of each entry the kept coefficients see, in [0, 1]."
-    wide = np.zeros(p.d)
-    wide[p.kept] = 1
-    parts = []
-    for a, b in zip(p.edges, p.edges[1:]):
-        mask, k = wide[a:b], np.arange(b - a)
-        turned = np.where(k > 0, mask * np.exp(1j * np.pi * k / (b - a)), 0)
-        parts.append(mask.mean() + np.fft.ifft(turned).real)
-    return np.concatenate(parts)
+    def leverage(self, d: int) -> np.ndarray:
+        "Diagonal of A^T A, (d,): how much of each entry the coefficients see, in [0, 1]."
+        p, wide, parts = self.plan(d), np.zeros(d), []
+        wide[p.kept] = 1
+        for a, b in zip(p.edges, p.edges[1:]):
+            mask, k = wide[a:b], np.arange(b - a)
+            turned = np.where(k > 0, mask * np.exp(1j * np.pi * k / (b - a)), 0)
+            parts.append(mask.mean() + np.fft.ifft(turned).real)
+        return np.concatenate(parts)

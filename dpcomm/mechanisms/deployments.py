@@ -24,12 +24,12 @@ from dpcomm.core.checks import (
 )
 from dpcomm.mechanisms.contract import (
     IntRange,
+    Local,
     Mechanism,
     OrNone,
     check_range,
     mechanism_class,
 )
-from .families import Local
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 from ..privacy.shuffling import Shuffled

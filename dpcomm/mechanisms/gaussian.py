@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.random import normal, private_stream
-from ..core.vectors import check_rows, check_vector, clip_l2
+from ..core.vectors import check_rows, check_vector
 from ..core.wire import Message, finite_floats
 from .contract import register
 from .noisy_sums import RELATIONS, RING, Central
@@ -25,15 +25,6 @@ AUDITED = tuple(
     for sigma, d in ((1.0, 1), (4.0, 4))
     for local in (False, True)
 )
-
-# %% ../../nbs/baselines/gaussian.ipynb #f10a7802
-SAFE = {
-    True: (
-        "safe to deploy: clipped, summed and hidden in whole numbers, with exact"
-        " discrete noise"
-    ),
-    False: "simulation only: noise in floating point shows in single bits",
-}  # by `exact`
 
 # %% ../../nbs/baselines/gaussian.ipynb #d79be9ee
 @register
@@ -53,7 +44,6 @@ class Gaussian(Central):
     exact: bool = True
     name, audit_cases = "gaussian", AUDITED
     ranges = Central.ranges | {"local": bool}
-    deployment_note = property(lambda self: SAFE[self.exact])
     trust = property(lambda self: "local" if self.local else "central")
 
     @property
@@ -66,9 +56,6 @@ class Gaussian(Central):
         # the first is what `guarantee` states
         names = ("zero-out", "local") if self.local else RELATIONS
         return {name: dict(relation=name) for name in names}
-
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
 
     def moments(self, u):
         return self.clip(u) - u, torch.full_like(u, self.std**2 if self.local else 0.0)

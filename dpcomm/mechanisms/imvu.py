@@ -29,8 +29,7 @@ from dpcomm.core.checks import (
 from ..core.random import below, private_stream, row_streams
 from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import register, symbol_game
-from .families import LocalRenyi
+from .contract import LocalRenyi, register, symbol_game
 from .mvu import Table
 from .signsgd import log_cosh
 from ..secagg.discrete import symbols_by_inversion

@@ -19,8 +19,7 @@ from ..core.checks import check_size, shown
 from ..core.random import private_stream, public_seed, row_streams, seed_tree
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
 from ..core.wire import Bits, Message, header_bits
-from .contract import IntRange, OrNone, register, symbol_game
-from .families import Local
+from .contract import IntRange, Local, OrNone, register, symbol_game
 from ..secagg.discrete import exp_fixed
 
 # %% ../../nbs/baselines/pm.ipynb #f8060f7e

@@ -20,8 +20,7 @@ from ..core.checks import SCALE, check_between, check_choice, check_size
 from ..core.random import bernoulli, private_stream, row_streams, uniform_rows
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
 from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import Game, IntRange, OrNone, register
-from .families import Local
+from .contract import Game, IntRange, Local, OrNone, register
 from ..privacy.hypothesis_tests import profile_of_pmfs
 from ..secagg.discrete import symbols_by_inversion
 

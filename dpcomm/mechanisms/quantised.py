@@ -24,10 +24,6 @@ from ..secagg.ring import conditional_round, rounded_norm
 
 # %% ../../nbs/baselines/quantised.ipynb #0c5340eb
 ROUNDINGS = ("zero", "random")
-SAFE = {
-    True: "safe to deploy: whole numbers in messages, sum and noise",
-    False: "simulation only: the server's noise in floating point shows in single bits",
-}  # by `exact`
 SLACK = 1 + 2.0**-40  # on the last bits of a double
 REDRAWN = 1e-9  # chance at most that a random rounding is too long and drawn again
 AUDITED = tuple(
@@ -72,7 +68,6 @@ class Quantised(Central):
         "top": "(0, 1]",
     }
     levels = property(lambda self: 2 ** (self.level_bits - 1) - 1)  # L
-    deployment_note = property(lambda self: SAFE[self.exact])
 
     def __post_init__(self):
         super().__post_init__()

@@ -17,8 +17,7 @@ from ..core.checks import check_size
 from ..core.random import bernoulli, private_stream, row_streams
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Bits, Message, header_bits
-from .contract import register, symbol_game
-from .families import LocalRenyi
+from .contract import LocalRenyi, register, symbol_game
 from ..privacy.accounting import rdp_gaussian
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2

@@ -25,8 +25,7 @@ from dpcomm.core.vectors import (
     walsh_hadamard,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
-from .contract import Game, IntRange, register
-from .families import COMPRESSES, Local
+from .contract import COMPRESSES, Game, IntRange, Local, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 from ..secagg.discrete import symbols_by_inversion
 

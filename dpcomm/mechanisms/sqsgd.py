@@ -25,8 +25,7 @@ from dpcomm.core.vectors import (
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits
 from . import privquant
-from .contract import Game, IntRange, register
-from .families import Local
+from .contract import Game, IntRange, Local, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 
 # %% ../../nbs/sqsgd/chapter.ipynb #2eacd1c5

@@ -26,7 +26,6 @@ from dpcomm.core.checks import (
 from ..core.random import seed_tree
 from dpcomm.core.vectors import (
     check_finite,
-    check_rows,
     check_vector,
     flatten,
     groups,
@@ -202,9 +201,6 @@ class TopK(LinearSketch):
         out[:, self.current_support(d).index] = values
         return out
 
-    def reconstruct(self, total, cohort, d):
-        return self.expand((total / cohort)[None], d)[0]
-
     def bits(self, d):
         return Bits.of(32 * size(self.fraction, d), header_bits(self.name), 0, d)
 
@@ -215,15 +211,13 @@ class TopK(LinearSketch):
         # [fltop Alg. 2, line 4]
         if not self.held or self.fraction == 1:
             return None
-        mask = torch.from_numpy(np.zeros(d, bool))
-        mask[self.current_support(d).index] = True
-        return mask
+        return torch.from_numpy(self.leverage(d) > 0)
 
-    def moments(self, u: Tensor) -> tuple:
-        # bias: the weights outside the support; variance: the share of noise inside it
-        kept, d = self.sketch(check_finite("u", check_rows("u", u))), u.shape[1]
-        variance = torch.full_like(kept, self.share**2)
-        return self.expand(kept, d) - u, self.expand(variance, d)
+    def leverage(self, d: int) -> np.ndarray:
+        "One on the support, (d,); zero where no weight is sent."
+        seen = np.zeros(d)
+        seen[self.current_support(d).coordinates] = 1
+        return seen
 
 # %% ../../nbs/fltop/chapter.ipynb #88d1e69c
 SCHEMES = {  # name -> source of the coordinates, others held?, chosen anew each round?

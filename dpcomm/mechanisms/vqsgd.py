@@ -23,8 +23,13 @@ from dpcomm.core.vectors import (
     clip_l2,
 )
 from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import IntRange, register, symbol_game
-from .families import COMPRESSES, Local
+from dpcomm.mechanisms.contract import (
+    COMPRESSES,
+    IntRange,
+    Local,
+    register,
+    symbol_game,
+)
 from .sqkr import keep_probability, kept
 
 # %% ../../nbs/baselines/vqsgd.ipynb #945e401e

@@ -176,14 +176,6 @@ class SumGame:
         repeat = {"repeat": -np.abs(seen[0] - seen[1])} if self.rounds > 1 else {}
         return {"likelihood": score, "bits": bits} | repeat
 
-# %% ../../nbs/foundations/hypothesis_tests.ipynb #6fb57db3
-def dropout_game(share, present: bool, count: int) -> dict:
-    "Length of a sum of shares, with and without one: attack -> (n,) scores."
-    total = share(0) * 0
-    for i in range(count - (not present)):
-        total = total + share(i)
-    return {"length": np.square(np.asarray(total, float)).sum(1)}
-
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #58f1aab4
 NOISE = dict(sigma=-1, std=-1, eps=1)  # field -> power of the factor in a violation
 

@@ -20,7 +20,7 @@ from tables import tabled
 
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.mechanisms import contract, families, noisy_sums, topk
+from dpcomm.mechanisms import contract, noisy_sums, topk
 from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
@@ -558,6 +558,26 @@ def test_settings_are_kept_as_plain_numbers(case):
 
 
 @each
+def test_the_mean_of_a_sign_is_what_is_declared(case):
+    "Where signs are sent: the simulation of steps uses it in place of coins."
+    m = case.make(1)
+    u = torch.from_numpy(0.95 * limit(m)[1] * np.linspace(-1, 1, 39)[:, None])
+    try:
+        if m.mean_sign(u) is None:
+            return
+    except ValueError:  # of more symbols than two
+        return
+    mean = m.moments(u)[0] + u
+    torch.testing.assert_close(m.step * m.mean_sign(u), mean, rtol=1e-9, atol=1e-12)
+    for kind in (np.float32, np.float64):
+        u = np.linspace(-40, 40, 41).astype(kind)
+        seen, of_tensor = m.mean_sign(u), m.mean_sign(torch.from_numpy(u))
+        assert seen.dtype == kind and of_tensor.dtype == torch.from_numpy(u).dtype
+        assert np.abs(seen).max() <= 1 and (np.diff(seen) >= 0).all()
+        np.testing.assert_allclose(of_tensor, seen, rtol=1e-5, atol=1e-6)
+
+
+@each
 def test_every_setting_is_in_the_fingerprint(case):
     made = [case.make(7), *case.others(7)]
     assert len({m.fingerprint for m in made}) == len(made)
@@ -633,7 +653,7 @@ def test_a_game_of_more_rounds_scores_more(case):
             assert here.shape == there.shape == (n,)
             gaps.append(here.mean() - there.mean())
             errors.append(math.hypot(here.std(), there.std()) * 4 / rounds)
-            if isinstance(mechanism, families.Local) and attack == "likelihood":
+            if isinstance(mechanism, contract.Local) and attack == "likelihood":
                 most = rounds * mechanism.message_epsilon() * (1 + 1e-9)
                 assert max(np.abs(here).max(), np.abs(there).max()) <= most
         assert gaps[1] > 2 * gaps[0], relation
@@ -700,8 +720,19 @@ def test_a_guarantee_is_complete_and_grows_with_rounds(case):
 
 @each
 def test_a_guarantee_that_cannot_be_given_is_refused_by_name(case):
+    "Whatever a mechanism says that it does not account for, and what nobody does."
     mechanism = case.make(7)
-    for change in case.refused:
+    never = [dict(rounds=0), dict(rounds=1.5), dict(delta=1.0), dict(delta=-1e-3)]
+    never += [dict(sampling="nobody"), dict(accountant="magic")]
+    known = {how.get("sampling") for how in mechanism.relations.values()}
+    known |= {*mechanism.samplings}
+    never += [dict(sampling=drawn) for drawn in {"poisson", "fixed"} - known]
+    if case.release["delta"]:
+        never.append(dict(delta=0.0))
+    takes = inspect.signature(mechanism.guarantee).parameters
+    if "relation" in takes and "null-slot" not in mechanism.relations:
+        never.append(dict(relation="null-slot"))
+    for change in (*never, *case.refused):
         names = "|".join([*change, "cohort", "d", "table"])  # or what stands beside it
         with pytest.raises(ValueError, match=rf"\b({names})s?\b"):
             mechanism.guarantee(**(case.release | change))

@@ -1,4 +1,4 @@
-"topk: supports, restriction, schemes, costs, the vote, training with held weights."
+"topk: supports, restriction, schemes."
 
 import dataclasses
 import math
@@ -13,45 +13,9 @@ from torch import nn
 
 from dpcomm.core import vectors
 from dpcomm.core.random import seed_tree
-from dpcomm.datasets import images
 from dpcomm.mechanisms import topk
 from dpcomm.mechanisms.topk import SCHEMES, Support, TopK
-from dpcomm.training import federated, models
-
-
-def net() -> nn.Sequential:
-    layers = nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 4)
-    return models.initialise(nn.Sequential(*layers), seed_tree(0), "glorot")
-
-
-def weights(model) -> torch.Tensor:
-    return vectors.flatten(p.detach() for p in model.parameters())
-
-
-def federation() -> images.Federation:
-    rng = seed_tree(0, "toy")
-    x = torch.from_numpy(rng.random((60, 1, 8, 8), dtype=np.float32))
-    y = torch.from_numpy(rng.integers(0, 4, 60))
-    parts = tuple(np.split(np.arange(60), 12))
-    return images.Federation(images.Dataset("toy", x, y, x[:20], y[:20]), parts, "toy")
-
-
-def train(mech, rounds=2, epochs=2, **more):
-    "The engine, four clients a round."
-    config = federated.Config(
-        rounds=rounds,
-        cohort=4,
-        epochs=epochs,
-        batch=5,
-        lr=0.2,
-        server="sgd",
-        server_lr=1.0,
-        eval_every=2,
-        engine="fused",
-    )
-    task = federated.Task(net(), federation(), mech, config, 0)
-    return federated.simulate(task, progress=False, **more)
-
+from dpcomm.training import models
 
 # ---- supports
 
@@ -97,17 +61,18 @@ def test_random_supports_are_public_and_fresh_ones_change():
 
 
 def test_accumulated_gradients_are_those_of_sgd():
-    model, x, y = net(), federation().data.x[:5], federation().data.y[:5]
-    w = weights(model)
-    free, total = net(), torch.zeros_like(w)
-    optimiser = torch.optim.SGD(free.parameters(), lr=0.3)
+    layers = nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 4)
+    model = models.initialise(nn.Sequential(*layers), seed_tree(0), "glorot")
+    x = torch.from_numpy(seed_tree(0, "toy").random((5, 1, 8, 8), dtype=np.float32))
+    y, w = torch.tensor([0, 3, 1, 2, 0]), vectors.flatten(model.parameters()).detach()
+    found, total = topk.public_gradients(model, w, x, y, 3, 0.3), torch.zeros_like(w)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
     for _ in range(3):
         optimiser.zero_grad()
-        F.cross_entropy(free(x), y).backward()
-        total += vectors.flatten(p.grad for p in free.parameters()).abs()
+        F.cross_entropy(model(x), y).backward()
+        total += vectors.flatten(p.grad for p in model.parameters()).abs()
         optimiser.step()
-    torch.testing.assert_close(topk.public_gradients(model, w, x, y, 3, 0.3), total)
-    assert torch.equal(w, weights(model)), "the initial weights were changed"
+    torch.testing.assert_close(found, total)
 
 
 # ---- the mechanism
@@ -157,34 +122,6 @@ def test_the_schemes_differ_as_the_paper_says():
     # one parameter apart
     assert twin == dataclasses.replace(topk.scheme("FL-BASIC", 0.25, 10), sigma=1.0)
     assert topk.scheme("FL-CS", 0.25, 10, chunks=2).name == "compressive"
-
-
-@tabled("name", SCHEMES)
-def test_training_moves_what_the_scheme_says(name):
-    "Two rounds of the engine: which weights of the server differ from the initial ones."
-    model, data = net(), federation().data
-    w, support = weights(model), None
-    if SCHEMES[name][0] == "top":
-        seen = topk.public_gradients(model, w, data.x[:5], data.y[:5], 3, 0.2)
-        support = topk.top_k(seen, 0.1)
-    mech = topk.scheme(name, 0.1, 4, support=support, chunks=2)
-    run, d = train(mech), len(w)
-    moved = set(np.flatnonzero((run.w.detach() != w).numpy()))
-    if name == "FL-STD":
-        # but for units that no image of four clients switches on
-        assert len(moved) > 0.8 * d
-    elif name == "FL-CS":
-        assert moved
-    else:
-        drawn = (
-            mech.for_round(t).current_support(d).coordinates.tolist() for t in (0, 1)
-        )
-        allowed = set().union(*drawn)
-        assert moved <= allowed and len(moved) > 0.5 * len(allowed) - 5
-    k = topk.size(mech.fraction, d)
-    down = d if SCHEMES[name][2] or name == "FL-CS" else k
-    assert run.ledger.uplink_bits == 2 * 4 * 32 * k
-    assert run.ledger.downlink_bits == 2 * 4 * 32 * down
 
 
 # ---- choosing S and the support

@@ -22,7 +22,6 @@ from dpcomm.core import wire
 from dpcomm.core.random import Insecure, private_stream, public_seed, seed_tree
 from dpcomm.mechanisms import (
     contract,
-    ddgauss,
     noisy_sums,
     privquant,
     quantised,
@@ -289,7 +288,7 @@ LEVELS = quantised.Quantised
 NEAREST = LEVELS, "whole", lambda m, u, rng: m.in_steps(u).round().long()
 LONG_STEP = LEVELS, "step", lambda m, d: m.clip_norm / m.length
 HALF_SKELLAM = skellam, "skellam", lambda mu, *a, f=skellam_noise.skellam: f(mu / 2, *a)
-LESS = lambda s, *a, f=ddgauss.discrete_gaussian: f(s * 16 / 25, *a)  # noqa: E731
+LESS = lambda s, *a, f=noisy_sums.discrete_gaussian: f(s * 16 / 25, *a)  # noqa: E731
 ROUND = lambda x, bound, rng, f=noisy_sums.conditional_round: f(x, None, rng)  # noqa: E731
 ANY_ROUNDING = noisy_sums, "conditional_round", ROUND
 WIDE = (
@@ -325,7 +324,7 @@ PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is 
     ),
     "ddgauss noise times 0.8": (
         *("ddgauss", dict(FINE, n_clients=6), {}, 20_000),
-        (ddgauss, "discrete_gaussian", LESS),
+        (noisy_sums, "discrete_gaussian", LESS),
     ),
     "ddgauss, any rounding": (
         *("ddgauss", dict(SKY, tolerance=0.0), {}, 20_000),

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 from laws import ALARM, fit, radius
-from scipy import stats
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
@@ -81,14 +80,6 @@ def test_the_sum_game_sends_and_scores():
     assert np.allclose(score["repeat"], -4)
     gone = scores("zero-out", grid=0.5)
     assert not seen[-1].any() and np.allclose(gone["likelihood"], -0.5 * 4 / 16)
-
-
-def test_one_share_fewer_is_a_chi_square():
-    rng, k = seed_tree(0, "fewer"), 30
-    draw = lambda i: rng.standard_normal((4000, k))  # noqa: E731
-    for present, shares in ((True, 5), (False, 4)):
-        length = hypothesis_tests.dropout_game(draw, present, 5)["length"] / shares
-        assert stats.kstest(length, stats.chi2(k).cdf).pvalue > ALARM / 2
 
 
 # ---- the laws that mechanisms write down a second time

@@ -18,8 +18,7 @@ from tables import tabled
 
 import dpcomm
 from dpcomm.core.random import seed_tree
-from dpcomm.mechanisms.contract import mechanism, mechanism_class, registered
-from dpcomm.mechanisms.families import Local
+from dpcomm.mechanisms.contract import Local, mechanism, mechanism_class, registered
 from dpcomm.privacy import accounting, audit, composition, losses, pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon

@@ -34,7 +34,7 @@ def made(name, tolerance):
 
 def recipe() -> str:
     "The two lines, as they stand on the page."
-    page = json.loads((ROOT / "nbs/foundations/families.ipynb").read_text("utf-8"))
+    page = json.loads((ROOT / "nbs/foundations/contract.ipynb").read_text("utf-8"))
     text = "".join("".join(cell["source"]) for cell in page["cells"])
     (found,) = [
         code
