@@ -12,7 +12,7 @@ import pytest
 from made_up import made_up
 from tables import tabled
 
-from dpcomm.evidence import paper_tables, records
+from dpcomm.evidence import figures, paper_tables, records
 from dpcomm.experiments import lines
 from dpcomm.experiments.lines import Line, difference
 from dpcomm.experiments.run import runs, sweep
@@ -520,3 +520,28 @@ def test_the_status_of_an_experiment_is_counted_from_its_records(name):
 def test_the_smoke_scale_of_an_experiment_needs_no_download(name):
     grid = runs.find(name).grid("smoke")
     assert {d for run in grid for d in run.data} == set()
+
+
+# ---- learning curves
+
+
+def test_learning_curves_hold_every_setting_by_mechanism_with_its_seeds():
+    "A band from three seeds on; of what has no rounds nothing is drawn."
+
+    def record(key, seed, mechanism, ends):
+        history = dict(round=[5, 10], accuracy=[40.0 + seed, ends + seed])
+        return made_up(key, seed, config=dict(mechanism=mechanism), history=history)
+
+    made = [record("eps3.rec", s, "Rec(clip_norm=1.0)", 60.0) for s in range(3)]
+    made += [record("eps3.fedavg", 0, "Gaussian(1.0)", 80.0), made_up("partition")]
+    figure = figures.learning_curves(made)
+    gaussian, rec = figure.axes  # a panel a mechanism
+    assert list(gaussian.get_lines()[0].get_ydata()) == [40.0, 80.0]
+    assert list(rec.get_lines()[0].get_ydata()) == [41.0, 61.0]
+    for axis, n, banded in (gaussian, 1, False), (rec, 3, True):
+        (label,) = (text.get_text() for text in axis.get_legend().get_texts())
+        assert label.endswith(f"(n = {n})")
+        heights = axis.collections[0].get_paths()[0].vertices[:, 1]
+        assert (len({*heights.round(6)}) > 2) == banded
+    assert len(figures.learning_curves(made, only="eps3.rec").axes) == 1
+    assert figures.learning_curves(made[-1:]) is None
