@@ -622,7 +622,7 @@ def test_the_mechanisms_losses_are_about_what_it_guarantees():
             assert slot.trust == said.trust and "seed" in slot.premises["proof"]
             times = 10 if sampling == "replacement" else 1
             assert compose([(slot, times)], 1e-3).eps < 1.5 * said.eps
-    with pytest.raises(ValueError, match="pass one of these pairs"):
+    with pytest.raises(ValueError, match="pass such a pair"):
         made.losses(sampling="none", relation="null-slot")
 
 
