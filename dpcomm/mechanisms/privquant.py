@@ -344,7 +344,9 @@ class PrivQuant(Local):
 
     def decode(self, message: Message) -> Tensor:
         # look the levels up, divide by m [sqsgd Alg. 1, line 3]
-        return self.from_sum(self.to_summand(message), 1, message.d).float()
+        numbers = self.to_summand(message)
+        values = levels(self.bound, self.levels) / self.calibration(message.d).m
+        return torch.from_numpy(values[numbers]).float()
 
     def message_epsilon(self, d: int = None) -> float:
         # what the threshold really spends [sqsgd, Theorem 1 of the paper]

@@ -223,8 +223,12 @@ class SqSgd(Local):
         return Message(self.name, d, payload, self.fingerprint)
 
     def decode(self, message: Message) -> Tensor:
-        # the sum of one message [sqsgd Alg. 2, line 19]
-        return self.from_sum(self.to_summand(message), 1, message.d).float()
+        # look the levels up, rotate back, put them in their places [sqsgd Alg. 2, line 19]
+        numbers, d = self.to_summand(message), message.d
+        at, out = self.subset(d), torch.from_numpy(np.zeros(d, np.float32))
+        values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
+        out[at] = (d / len(at) * self.restore(values[numbers][None], d)[0]).float()
+        return out
 
     def message_epsilon(self, d: int = None) -> float:
         # what the threshold really spends [sqsgd Thm. 1]
@@ -237,7 +241,7 @@ class SqSgd(Local):
         return self.numbers(message, nbits, self.size(message.d), self.levels)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        # look the levels up, rotate back, put them in their places [sqsgd Alg. 2, line 19]
+        # levels, rotated back, in their places [sqsgd Alg. 2, line 19]
         total = privquant.sum_of_levels(total, n, self.limit(d), self.levels)
         values = total / self.calibration(d).m
         at, out = self.subset(d), torch.from_numpy(np.zeros(d))
