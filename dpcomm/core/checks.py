@@ -147,14 +147,31 @@ def check_kind(name: str, value, kinds, how: str):
     return value
 
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02
+CLOSE = (
+    0.66  # the share of two names that is the same where one may stand for the other
+)
+SYNONYMS = {  # what it is called elsewhere -> here
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "optimizer": "server",
+    "num_rounds": "rounds",
+    "local_epochs": "epochs",
+    "num_clients": "n_clients",
+    "clients_per_round": "cohort",
+}
+
+
 def nearest(name: str, names) -> str:
-    "The valid name closest to what was typed, or ''."
-    names = [*map(str, names)]
-    return (difflib.get_close_matches(str(name)[:QUOTED], names, 1, 0.0) or [""])[0]
+    "The valid name that was meant: a synonym or a close one; '' where none is close."
+    name, names = str(name)[:QUOTED], [*map(str, names)]
+    begun = [one for one in names if len(name) > 2 and one.startswith(name)]
+    if SYNONYMS.get(name) in names or len(begun) == 1:
+        return SYNONYMS.get(name) or begun[0]
+    return (difflib.get_close_matches(name, names, 1, CLOSE) or [""])[0]
 
 # %% ../../nbs/foundations/checks.ipynb #27b213d2
 def check_choice(name: str, value, allowed) -> str:
-    """Refuse a value outside a list, naming the nearest valid one.
+    """Refuse a value outside a list, naming the valid one that was meant.
 
     name: argument, as the caller spelled it.
     value: must be one of `allowed`.
@@ -162,9 +179,10 @@ def check_choice(name: str, value, allowed) -> str:
     Returns: the value.
     """
     if hasattr(value, "ndim") or value not in (allowed := tuple(allowed)):
+        meant = nearest(shown(value).strip("'"), allowed)
         raise ValueError(
             f"{name} is {shown(value)}; it must be one of {', '.join(map(str, allowed))}: "
-            f"did you mean {nearest(shown(value), allowed)!r}?"
+            + (f"did you mean {meant!r}?" if meant else "pass one of these")
         )
     return value
 

@@ -225,9 +225,11 @@ def look(mech: str) -> Look:
     """
     if mech in MECH:
         return MECH[mech]
+    meant = nearest(mech, MECH)
     raise ValueError(
-        f"mech is {shown(mech)}, which is not in figures.MECH; did you mean"
-        f" {shown(nearest(mech, MECH))}? For a new mechanism add"
+        f"mech is {shown(mech)}, which is not in figures.MECH."
+        + f" Did you mean {shown(meant)}?" * bool(meant)
+        + " For a new mechanism add"
         f' "{mech}": Look(colour, marker, label) to MECH on nbs/evidence/figures.ipynb,'
         " with a colour and a marker that no other mechanism uses"
     )

@@ -16,10 +16,10 @@ from typing import Self
 from dpcomm.core.checks import (
     SCALE,
     check_between,
+    check_choice,
     check_kind,
     check_number,
     check_size,
-    nearest,
     shown,
 )
 from dpcomm.mechanisms.contract import (
@@ -559,11 +559,7 @@ def _given(deployment, cls, free, clip_norm, fixed):
             f" `guarantee` with a given {free}"
         )
     for name in fixed:
-        if name not in names:
-            raise ValueError(
-                f"{shown(name)} is not a parameter of {cls.name}; it has"
-                f" {', '.join(names)}: did you mean {nearest(name, names)!r}?"
-            )
+        check_choice(f"a parameter of {cls.name}", name, names)
     s = deployment
     shared = dict(n_clients=s.cohort, tolerance=s.tolerance, groups=s.groups)
     shared |= dict(clip_norm=clip_norm, bound=clip_norm) | USUAL

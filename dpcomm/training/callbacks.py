@@ -35,11 +35,11 @@ class Callback:
     def within_round(self, run: Run, task: Task, done: int, visits: int) -> None:
         "Called when some more clients have trained: `done` of the round's `visits`."
 
-    def on_evaluate(self, run: Run, task: Task) -> None:
-        "Called after an evaluation, which is run.history[-1]."
+    def on_evaluate(self, run: Run, task: Task) -> bool | None:
+        "Called after an evaluation, run.history[-1]; returns True to end the run early."
 
-    def after_round(self, run: Run, task: Task, loss: float) -> None:
-        "Called after a round and its evaluation; loss: of the clients' training."
+    def after_round(self, run: Run, task: Task, loss: float) -> bool | None:
+        "Called after a round, with the clients' training loss; True ends the run early."
 
     def close(self, run: Run, task: Task) -> None:
         "Called once, when the run ends, is stopped or fails."
@@ -54,9 +54,6 @@ def check_callbacks(callbacks) -> tuple:
                 " instances of dpcomm.training.callbacks.Callback or of a subclass"
             )
     return every
-
-# %% ../../nbs/training/callbacks.ipynb #f007195b
-EXACT = "train_loss outside the guarantee"  # what a table for others calls it
 
 # %% ../../nbs/training/callbacks.ipynb #38988384
 class CSV(Callback):
@@ -74,10 +71,9 @@ class CSV(Callback):
             self.tried = True
 
     def on_evaluate(self, run, task):
-        text = io.StringIO(newline="")
-        named = {
-            "train_loss": EXACT if run.history[-1]["eps"] is not None else "train_loss"
-        }
+        text, named = io.StringIO(newline=""), {}
+        if run.history[-1]["eps"] is not None:
+            named = {"train_loss": "train_loss outside the guarantee"}
         rows = [{named.get(k, k): v for k, v in entry.items()} for entry in run.history]
         names = dict.fromkeys(name for entry in rows for name in entry)
         table = csv.DictWriter(text, [*names], lineterminator="\n")
@@ -99,15 +95,8 @@ def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
 NUMBERS = 57  # columns of a bar that are not its label's
 
 
-class _Log:
-    "Standard error, where what tqdm draws anew is a line of its own."
-
-    def write(self, text):
-        if text := text.strip():
-            print(text, file=sys.stderr)
-
-    def flush(self):
-        sys.stderr.flush()
+BAR = "{desc}: {percentage:.0f}%|{bar}| {n:g}/{total_fmt} {remaining}{postfix}"
+LINE = "{desc}: {n:g}/{total_fmt} rounds, {remaining} left{postfix}"
 
 
 class Progress(Callback):
@@ -117,25 +106,26 @@ class Progress(Callback):
         self.label, self.terminal, self.every = label, terminal, every
         self.bar: Any = None  # from the first round on
 
+    def write(self, text):  # what tqdm would draw anew is a line of its own
+        if text := text.strip():
+            print(text, file=sys.stderr, flush=True)
+
     def before_round(self, run, task):
         if self.bar is not None:
             return
-        columns = shutil.get_terminal_size().columns
-        how: dict[str, Any] = {}
-        label, count = self.label, "{n:g}/{total_fmt}"
+        columns, label, every = (
+            shutil.get_terminal_size().columns,
+            self.label,
+            self.every,
+        )
         if self.terminal:
             label = label[: max(12, columns - NUMBERS)].rstrip(" ,(")
-            count = (
-                "{desc}: {percentage:.0f}%|{bar}| " + count + " {remaining}{postfix}"
-            )
-            how["ncols"] = columns - 1
+            how: dict[str, Any] = dict(bar_format=BAR, ncols=columns - 1)
         else:
-            count = "{desc}: " + count + " rounds, {remaining} left{postfix}"
-            how |= dict(file=_Log(), mininterval=self.every, delay=self.every)
-            how |= dict(miniters=0, leave=False)
-        total = task.config.rounds
-        how |= dict(desc=label or None, total=total, initial=run.round)
-        self.bar = tqdm(bar_format=count, **how)
+            how = dict(bar_format=LINE, file=self, leave=False)
+            how |= dict(mininterval=every, delay=every, miniters=0)
+        how |= dict(desc=label or None, total=task.config.rounds, initial=run.round)
+        self.bar = tqdm(**how)
 
     def within_round(self, run, task, done, visits):
         now = run.round + 100 * done // visits / 100

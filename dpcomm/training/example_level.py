@@ -62,23 +62,9 @@ def clipped_sum(
         loss += float(losses.sum())
     return total, loss / len(y)
 
-# %% ../../nbs/training/example_level.ipynb #e1a7cf7e
-def high(mechanism, total: np.ndarray) -> np.ndarray:  # (d,)
-    "Coins of a one-bit mechanism at an unclipped vector. [Jin et al. 2020; imvu eq. 3]"
-    if isinstance(mechanism, SignSgd):
-        return ndtr(total / mechanism.std)
-    return expit(mechanism.kappa / mechanism.clip_norm * total)
-
-# %% ../../nbs/training/example_level.ipynb #59ef3cf4
-def tails(mechanism, total: Tensor) -> np.ndarray:  # (m - 1, d)
-    "Tail probabilities of I-MVU's symbols at an unclipped vector. [imvu eq. 3]"
-    x = 0.5 + mechanism.beta * total.double().numpy() / (2 * mechanism.clip_norm)
-    p = imvu.pmf(x, mechanism.table)
-    return np.minimum(p[:, ::-1].cumsum(1)[:, -2::-1].T, 1.0)
-
 # %% ../../nbs/training/example_level.ipynb #e0rel02
 def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
-    """Send an unclipped sum through a local mechanism. [imvu Sec. 4.2]
+    """Send an unclipped sum through a local mechanism. [imvu Sec. 4.2, eq. 3]
 
     mechanism: Gaussian with local=True and exact=False, SignSgd or Imvu.
     total: (d,) sum of clipped gradients, of any length.
@@ -88,11 +74,18 @@ def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
     check_mechanism(mechanism)
     if isinstance(mechanism, Gaussian):
         return total + mechanism.std * normal(total.shape, rng)
-    if isinstance(mechanism, SignSgd) or mechanism.table is None:
-        coins = bernoulli(high(mechanism, total.double().numpy()), rng)
+    exact, signs = total.double().numpy(), isinstance(mechanism, SignSgd)
+    if signs or mechanism.table is None:  # coins
+        p = (
+            ndtr(exact / mechanism.std)
+            if signs
+            else expit(mechanism.kappa / mechanism.clip_norm * exact)
+        )
         step = np.float32(mechanism.step)
-        return torch.from_numpy(np.where(coins, step, -step))
-    symbols = (rng.random(len(total)) < tails(mechanism, total)).sum(0)
+        return torch.from_numpy(np.where(bernoulli(p, rng), step, -step))
+    x = 0.5 + mechanism.beta * exact / (2 * mechanism.clip_norm)
+    tails = imvu.pmf(x, mechanism.table)[:, ::-1].cumsum(1)[:, -2::-1].T
+    symbols = (rng.random(len(total)) < np.minimum(tails, 1.0)).sum(0)
     return torch.from_numpy(mechanism.levels[symbols].astype(np.float32))
 
 # %% ../../nbs/training/example_level.ipynb #dbe6608c

@@ -161,9 +161,7 @@ class Fit:
 # %% ../../nbs/training/linear_model.ipynb #19245adc
 def with_one(x) -> np.ndarray:  # (n, p) float32
     "Features of a batch with the constant 1 behind them."
-    f = np.ones((len(x), x.shape[1] + 1), np.float32)
-    f[:, :-1] = x
-    return f
+    return np.pad(np.float32(x), ((0, 0), (0, 1)), constant_values=1)
 
 # %% ../../nbs/training/linear_model.ipynb #19245ade
 def evaluate(weights, x, y, batch: int = 2000) -> dict:
@@ -213,9 +211,9 @@ def train(
     classes = int(max(y.max(), y_test.max())) + 1
     run = Fit(np.zeros((classes, x.shape[1] + 1), np.float32))
     velocity = np.zeros_like(run.weights)
+    s = seed if config.noise_seed is None else config.noise_seed
     for epoch in range(1, config.epochs + 1):
         order = seed_tree(seed, "epoch", epoch, "order").permutation(len(y))
-        s = seed if config.noise_seed is None else config.noise_seed
         noises, points = (
             seed_tree(s, "epoch", epoch, name) for name in ("noise", "points")
         )

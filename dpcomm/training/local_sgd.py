@@ -19,7 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from dpcomm.core.checks import check_choice, shown
 from dpcomm.core.vectors import (
@@ -30,6 +35,7 @@ from dpcomm.core.vectors import (
     unflatten,
     unpack,
 )
+from dpcomm.datasets.images import Inputs
 from dpcomm.training.fused import (
     LARGE,
     train_fused,
@@ -41,13 +47,23 @@ from dpcomm.training.fused import (
 FLOATS = *HALF, torch.float32, torch.float64
 
 
+def _frozen_norm(layer):
+    "Whether a layer normalises by averages of its own that stay as they are."
+    moves = layer.training or any(p.requires_grad for p in layer.parameters())
+    return getattr(layer, "running_mean", None) is not None and not moves
+
+
 def _refused(model):
     for layer in model.modules():
         kind = type(layer).__name__
+        if _frozen_norm(layer):
+            continue
         if getattr(layer, "running_mean", None) is not None:
             yield (
-                f"{kind} keeps running averages of its clients' data,"
-                " which no message carries and no noise hides: use GroupNorm"
+                f"{kind} keeps running averages of its clients' data, which no message"
+                " carries and no noise hides: use GroupNorm, which"
+                " opacus.validators.ModuleValidator.fix(model) puts in its place, or freeze"
+                " the layer with its averages by layer.eval().requires_grad_(False)"
             )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             yield f"{kind} mixes the examples of a batch: use GroupNorm"
@@ -98,7 +114,8 @@ class _Holder(nn.Module):
         self.module = module
 
     def forward(self, x, then):
-        return then(self.module(x))
+        several = isinstance(x, Inputs)
+        return then(x.given_to(self.module) if several else self.module(x))
 
 
 def as_function(model: nn.Module, w: Tensor, training: bool):
@@ -115,7 +132,10 @@ def as_function(model: nn.Module, w: Tensor, training: bool):
             " uses a copy: do not store computed tensors in the model; after pruning,"
             " call torch.nn.utils.prune.remove"
         ) from error
+    still = [layer for layer in module.modules() if _frozen_norm(layer)]
     module = module.train(training).to(w.device)
+    for layer in still:
+        layer.eval()
     kinds = {name: p.dtype for name, p in module.named_parameters()}
     low = {name for name, kind in kinds.items() if kind in HALF}
     module = module if low else module.to(w.dtype)
@@ -131,7 +151,9 @@ def as_function(model: nn.Module, w: Tensor, training: bool):
         def finish(out):
             return then(out.float() if getattr(out, "dtype", None) in HALF else out)
 
-        x = x.to(reads) if x.is_floating_point() else x
+        x = tree_map(
+            lambda side: side.to(reads) if side.is_floating_point() else side, x
+        )
         result = functional_call(holder, params, (x, finish))
         for name, b in module.named_buffers() if training else ():
             if before.get(name) != (id(b), b._version):
@@ -205,20 +227,15 @@ def predict(model: nn.Module, w: Tensor, x: Tensor):
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
     with drawing(0 if may_draw(model) else None, w):
-        outputs = [tree_flatten(call(params, _laid_out(part))) for part in x.split(500)]
+        laid_out = [tree_map(_laid_out, part) for part in x.split(500)]
+        outputs = [tree_flatten(call(params, part)) for part in laid_out]
         leaves, structure = outputs[0]
         if len(outputs) == 1:
             return tree_unflatten(leaves, structure)
         if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
-            return call(params, _laid_out(x))
+            return call(params, tree_map(_laid_out, x))
     together = [torch.cat(parts) for parts in zip(*(leaves for leaves, _ in outputs))]
     return tree_unflatten(together, structure)
-
-
-@torch.no_grad()
-def loss_of_all(model: nn.Module, w: Tensor, x: Tensor, y: Tensor, loss) -> float:
-    "A loss of one's own, of all outputs together."
-    return float(loss(predict(model, w, x), y))
 
 # %% ../../nbs/training/local_sgd.ipynb #97ca019c
 def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:
@@ -244,7 +261,7 @@ def check_labels(model: nn.Module, x: Tensor, y: Tensor, whose) -> None:
     if y.ndim != 1 or y.is_floating_point() or not len(y):
         return
     w = pack(model)
-    two = torch.zeros(2, *x.shape[1:], dtype=x.dtype, device=w.device)
+    two = tree_map(lambda side: side.new_zeros(2, *side.shape[1:], device=w.device), x)
     outputs = predict(model, w, two)
     _check_one_tensor(outputs, type(model).__name__)
     if outputs.ndim != 2:
@@ -260,8 +277,8 @@ def check_labels(model: nn.Module, x: Tensor, y: Tensor, whose) -> None:
 
 def cause_of_nan(data, part, client: int, rates: str) -> str:
     for what, values in (("an input", data.x), ("a target", data.y)):
-        mine = values[torch.from_numpy(np.asarray(part, np.int64)).to(values.device)]
-        if mine.is_floating_point() and not torch.isfinite(mine).all():
+        mine = values[torch.from_numpy(np.asarray(part, np.int64))]
+        if not all(torch.isfinite(side).all() for side in tree_leaves(mine)):
             return (
                 f"client {client} holds {what} with nan or inf: correct it or drop it"
             )
@@ -291,7 +308,7 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
     "Refuse a model, a loss and data that do not go together, tried on two examples."
     kind, w = type(model).__name__, pack(model).cpu()
     two = torch.from_numpy(np.resize(np.asarray(part, np.int64), 2))
-    x, y = (side[two.to(side.device)].cpu() for side in (data.x, data.y))
+    x, y = (side[two].to("cpu") for side in (data.x, data.y))
     usual, loss = loss in (None, cross_entropy), loss_on(loss, "cpu") or cross_entropy
     if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
         raise Misfit(
@@ -319,7 +336,8 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
         except Exception as error:
             sides = (
                 f"{name} {tuple(side.shape)} {str(side.dtype).removeprefix('torch.')}"
-                for name, side in (("inputs", x), ("targets", y))
+                for name, held in (("inputs", x), ("targets", y))
+                for side in tree_leaves(held)
             )
             raise Misfit(
                 f"{kind}, its loss and two examples of client {client}, of"
@@ -475,7 +493,7 @@ def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
     Tried on examples of a client, by two clients who hold all of them and half of them,
     from weights that are not the module's own.
     """
-    some = torch.from_numpy(np.asarray(part, np.int64)[:8]).to(data.x.device)
+    some = torch.from_numpy(np.asarray(part, np.int64)[:8])
     x, y = (side[some].to(device) for side in (data.x, data.y))
     w, exact = pack(model).to(device), name in ("fused", "graphed")
     w, x = (w.double(), x.double()) if exact else (w, x)

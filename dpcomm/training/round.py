@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +37,7 @@ from dpcomm.training.state import SERVER_STATE, Run, Task
 BLOCK = 1000  # visits whose data are asked for together, at least
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     "Visits that are trained in one call."
 
     trainer: Any

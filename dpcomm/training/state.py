@@ -298,7 +298,8 @@ class Run:
     dropped: (round, client): updates not finite, which counted as 0.
     clip: of the next round, where it moves; None: the mechanism's.
     initial: the module that was trained, as it was passed.
-    steps: who took fewer local steps than the config names; '': nobody.
+    engine: that trained the clients; '': another's.
+    notes: what else to know of it: no privacy, fewer local steps.
     """
 
     w: Tensor
@@ -312,7 +313,8 @@ class Run:
     dropped: list = field(default_factory=list)
     clip: float | None = None
     initial: nn.Module | None = field(default=None, repr=False, compare=False)
-    steps: str = field(default="", repr=False, compare=False)
+    engine: str = field(default="", repr=False, compare=False)
+    notes: tuple = field(default=(), repr=False, compare=False)
 
     def model(self) -> nn.Module:
         """The trained model.
@@ -336,11 +338,13 @@ class Run:
         up, down = (
             b / 2**23 for b in (self.ledger.uplink_bits, self.ledger.downlink_bits)
         )
-        return (
-            f"Run {state} after {self.round:,} rounds, {len(self.w):,} weights\n"
-            f"{scores or 'not evaluated yet'}\n"
-            f"{up:.2f} MiB up, {down:.2f} MiB down, {self.seconds:.0f} s\n{self.steps}"
-        ).rstrip()
+        engine = f", engine {self.engine}" * bool(self.engine)
+        lines = (
+            f"Run {state} after {self.round:,} rounds, {len(self.w):,} weights{engine}",
+            scores or "not evaluated yet",
+            f"{up:.2f} MiB up, {down:.2f} MiB down, {self.seconds:.0f} s",
+        )
+        return "\n".join((*lines, *self.notes))
 
 # %% ../../nbs/training/state.ipynb #f29415fb
 PLAIN = "round", "finished", "history", "seconds", "cpu_seconds", "memory"

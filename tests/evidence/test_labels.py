@@ -43,8 +43,7 @@ def clients(promise: Guarantee, run: records.Record) -> int:
 
 @tabled("name, run", committed)
 def test_a_committed_guarantee_is_about_its_run(name, run):
-    from dpcomm.training.federated import Config
-    from dpcomm.training.promises import check_promise
+    from dpcomm.training.federated import Config, check_promise
 
     known = {field.name for field in fields(Config)} - {"engine"}  # may be retired
     promise = recorded(run.guarantee)

@@ -10,7 +10,7 @@ from torch import nn
 
 from dpcomm import Config, Deployment, Task, mechanism, simulate
 from dpcomm.datasets.images import Federation
-from dpcomm.training import promises
+from dpcomm.training import federated
 
 
 def _deployed(**changes):
@@ -27,14 +27,14 @@ def test_a_run_is_its_deployment(sampling):
     task, deployment = _deployed(sampling=sampling)
     run = simulate(task, deployment=deployment, progress=False)
     assert run.round == 9 and run.history[-1]["eps"] <= 8.0
-    made, _, unit = promises.deployed(task, deployment)
+    made, _, unit = federated.deployed(task, deployment)
     assert (made.config.cohort, made.config.sampling, unit) == (4, sampling, "client")
     cohorts = [made.cohort(t).tolist() for t in range(9)]
     times = np.bincount(sum(cohorts, []), minlength=12)
     assert times.max() == 4 and [made.cohort(0).tolist()] == cohorts[:1]
     if sampling == "fixed":
         assert all(len({*cohort}) == 4 for cohort in cohorts)
-    free, _, _ = promises.deployed(task, replace(deployment, visits=None))
+    free, _, _ = federated.deployed(task, replace(deployment, visits=None))
     if sampling != "replacement":
         left = [free.cohort(t) for t in range(4)]
         assert all(a.tolist() == b for a, b in zip(left, cohorts))
@@ -78,14 +78,14 @@ def test_promises_are_about_the_deployment_s_visits():
         simulate(task, lambda t: whole, deployment=deployment, progress=False)
     few = deployment.guarantee(task.mechanism)
     with pytest.raises(ValueError, match="about 4 rounds, the run about 9"):
-        promises.check_promise(few, replace(Config(), rounds=9, cohort=4), 12)
+        federated.check_promise(few, replace(Config(), rounds=9, cohort=4), 12)
     drawn = mechanism("gaussian", clip_norm=1.0, sigma=2.0).guarantee(
         9, 1e-3, n_clients=12, cohort=4, sampling="fixed"
     )
     config = replace(Config(), rounds=9, cohort=4)
-    assert promises.check_promise(drawn, config, 12).eps == drawn.eps
+    assert federated.check_promise(drawn, config, 12).eps == drawn.eps
     with pytest.raises(ValueError, match="who has had its turns is left out"):
-        promises.check_promise(drawn, config, 12, visits=4)
+        federated.check_promise(drawn, config, 12, visits=4)
 
 
 def test_visits_that_cannot_fill_a_cohort_are_refused_before_the_first_round():
@@ -93,4 +93,4 @@ def test_visits_that_cannot_fill_a_cohort_are_refused_before_the_first_round():
     tight = replace(deployment, cohort=11, rounds=12, visits=11)
     with pytest.raises(ValueError, match="clients have visits left.* raise visits"):
         for seed in range(40):
-            promises.deployed(replace(task, seed=seed), tight)
+            federated.deployed(replace(task, seed=seed), tight)

@@ -32,7 +32,7 @@ from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.privacy.guarantee import PREMISES, Guarantee
-from dpcomm.training import federated, local_sgd, models, promises
+from dpcomm.training import federated, local_sgd, models
 from dpcomm.training import state as state_module
 from dpcomm.training.round import Sums
 from dpcomm.training.state import sample_cohort
@@ -491,22 +491,22 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
         go(config=config, guarantee=lambda t: promise(**({"rounds": t} | told)))
     stated = promise(**({"rounds": 4} | told))
     helps = None if {"q", "rounds"} & {*told} else "sampling"
-    helps = "neighbours" if stated.relation in promises.NULL else helps
+    helps = "neighbours" if stated.relation in federated.NULL else helps
     for name in PREMISES:
         marked = stated.assuming(name)
         if name == helps:
-            assert promises.check_promise(marked, config, 6) is marked
-            (line,) = promises.relied_on(marked, config, 6)
+            assert federated.check_promise(marked, config, 6) is marked
+            (line,) = federated.relied_on(marked, config, 6)
             said = (
                 "does not apply to this run" if name == "neighbours" else PREMISES[name]
             )
             assert said in line and why in line
         else:
             with pytest.raises(ValueError, match=re.escape(why)):
-                promises.check_promise(marked, config, 6)
+                federated.check_promise(marked, config, 6)
     if helps:
         with pytest.raises(ValueError, match=re.escape(f"assuming({helps!r})")):
-            promises.check_promise(stated, config, 6)
+            federated.check_promise(stated, config, 6)
 
 
 def shared(name):
@@ -529,14 +529,14 @@ def test_shares_of_noise_do_not_excuse_who_takes_part(name, sampling):
     config = federated.Config(rounds=1000, cohort=10, sampling=sampling)
     where = config, 100, 1000, mechanism
     with pytest.raises(ValueError, match="its sampling is 'poisson'"):
-        promises.check_promise(said, *where)
+        federated.check_promise(said, *where)
     both = said.assuming("sampling")
-    assert promises.check_promise(both, *where) is both
-    (line,) = promises.relied_on(both, config, 100, mechanism)
+    assert federated.check_promise(both, *where) is both
+    (line,) = federated.relied_on(both, config, 100, mechanism)
     assert "premise about sampling" in line, "the shares of ten clients come"
     drawn = dataclasses.replace(config, sampling="poisson")
-    assert promises.check_promise(said, drawn, 100, 1000, mechanism) is said
-    (line,) = promises.relied_on(said, drawn, 100, mechanism)
+    assert federated.check_promise(said, drawn, 100, 1000, mechanism) is said
+    (line,) = federated.relied_on(said, drawn, 100, mechanism)
     assert "premise about shares" in line
 
 
@@ -545,17 +545,17 @@ def test_whom_a_promise_protects_and_from_whom_is_compared():
     config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
     none = dict(sampling="none", relation="zero-out")
     right, every = promise(4, **none), tuple(PREMISES)
-    assert promises.check_promise(right, config, 6, 4, noisy) is right
+    assert federated.check_promise(right, config, 6, 4, noisy) is right
     alike = dataclasses.replace(right, unit="example")
     with pytest.raises(ValueError, match="protects one example, the run one client"):
-        promises.check_promise(alike.assuming(*every), config, 6, 4, noisy)
-    assert promises.check_promise(alike, config, 6, 4, noisy, "example") is alike
+        federated.check_promise(alike.assuming(*every), config, 6, 4, noisy)
+    assert federated.check_promise(alike, config, 6, 4, noisy, "example") is alike
     for trust in ("secagg", "local"):
         seen = promise(4, trust=trust, **none)
         with pytest.raises(ValueError, match=f"its trust is '{trust}'"):
-            promises.check_promise(seen.assuming(*every), config, 6, 4, noisy)
+            federated.check_promise(seen.assuming(*every), config, 6, 4, noisy)
     own = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0, local=True)
-    assert promises.check_promise(seen, config, 6, 4, own) is seen
+    assert federated.check_promise(seen, config, 6, 4, own) is seen
 
 
 def test_a_null_slot_promise_needs_a_premise_and_the_engine_prints_it(capsys):
@@ -583,18 +583,18 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
     config = dataclasses.replace(CONFIG, rounds=2, cohort=3, sampling="fixed")
     promised = ten.guarantee(2, 1e-5)
     with pytest.raises(ValueError, match="3 clients send a share .* counts on 10"):
-        promises.check_promise(promised, config, 20, 2, ten)
-    assert promises.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
+        federated.check_promise(promised, config, 20, 2, ten)
+    assert federated.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
     four = contract.mechanism("topk", n_clients=4, **made)
     with pytest.raises(ValueError, match="3 clients send a share .* counts on 4"):
-        promises.check_promise(four.guarantee(2, 1e-5), config, 20, 2, four)
+        federated.check_promise(four.guarantee(2, 1e-5), config, 20, 2, four)
     drawn = dataclasses.replace(config, sampling="poisson")
     with pytest.raises(ValueError, match="may bring fewer shares"):
-        promises.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
+        federated.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
     said = three.guarantee(2, 1e-5, n_clients=20, cohort=3, sampling="poisson")
-    assert promises.check_promise(said, drawn, 20, 2, three) is said and said.premises
+    assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premises
     with pytest.raises(ValueError, match="it is about 2 rounds, the run about 5"):
-        promises.check_promise(said, drawn, 20, 5, three)
+        federated.check_promise(said, drawn, 20, 5, three)
     with pytest.raises(ValueError, match="send a share of noise"):
         go(ten, config, guarantee=lambda t: ten.guarantee(t, 1e-5))
 

@@ -194,16 +194,16 @@ def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
         ([[1, 2], [3]], [0, 1]),
         (np.array([[1, None]]), [0]),
         (np.ones((1, 2), complex), [0]),
-        [{"x": 1, "y": 0}],
         (np.ones((1, 2)), np.ones((1, 3)), [0]),
-        ((np.ones((1, 2)), np.ones((1, 3))), [0]),
-        ({"a": np.ones((1, 2))}, [0]),
+        ((np.ones((2, 2)), np.ones((2, 2))), [0, 1]),
+        ({"a": np.array([["b"]])}, [0]),
+        {"a": np.ones((1, 2))},
     ],
 )
 def test_data_that_are_no_numbers_are_named(held):
     with pytest.raises(
         ValueError,
-        match="^client 1 has a .* not a pair of numeric arrays.*: pass .* one input",
+        match="^client 1 has a .* not a pair of numeric arrays.*: pass .* several inputs",
     ):
         good = np.ones((1, 2)), [0]
         Federation.of([good, held], test=good)

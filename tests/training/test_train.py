@@ -1,6 +1,8 @@
 "`train`, the short way to a run: the same run, and what it refuses."
 
+import math
 import os
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from tables import tabled
 from torch import nn
 
 import dpcomm
+from dpcomm.core.checks import nearest
 from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import flatten, pack
 from dpcomm.datasets.images import Federation
 from dpcomm.training.callbacks import CSV, Callback
 
@@ -51,6 +55,11 @@ def test_it_is_the_run_that_simulate_makes():
     "change, kind, says",
     [
         (dict(lrr=0.1), ValueError, "setting is 'lrr'.*did you mean 'lr'"),
+        (dict(learning_rate=0.1), ValueError, "'learning_rate'.*did you mean 'lr'"),
+        (dict(num_clients=6), ValueError, r"pass Deployment\(n_clients=...\)"),
+        (dict(onyl=1), ValueError, "setting is 'onyl'; .*: pass one of these$"),
+        (dict(eps=3.0), ValueError, "eps is 3.0; only math.inf .*calibrate"),
+        (dict(eps=math.inf, max_epsilon=2.0), ValueError, "eps is inf, and guarantee"),
         (dict(test=None), TypeError, r"pass test=\(x, y\)"),
         (dict(rounds=9), ValueError, "rounds"),
         (dict(weights=[1, 2]), ValueError, "weights is .* one for each of the 6"),
@@ -62,6 +71,70 @@ def test_what_does_not_go_is_a_sentence(change, kind, says):
     given = dict(model=model, clients=people, mechanism=mechanism, test=test)
     with pytest.raises(kind, match=says):
         dpcomm.train(**given | dict(deployment=deployment, progress=False) | change)
+
+
+TYPOS = {  # what was typed -> what was meant
+    **dict(lrr="lr", epcohs="epochs", bacth="batch", servr_lr="server_lr"),
+    **dict(
+        momentun="momentum", callback="callbacks", worker="workers", enigne="engine"
+    ),
+    **dict(sampeling="sampling", num_rounds="rounds", optimizer="server"),
+}
+FAR = "onyl laplace everything foo verbose dropout shuffle hidden client noise".split()
+
+
+def test_a_name_that_is_not_close_is_not_guessed():
+    names = [f.name for f in fields(dpcomm.Config)] + [
+        "callbacks",
+        "workers",
+        "metrics",
+    ]
+    assert {name: nearest(name, names) for name in TYPOS} == TYPOS
+    assert {nearest(name, names) for name in FAR} == {""}
+
+
+@tabled("engine", ["loop", "vmap", "fused", "graphed"])
+def test_without_privacy_the_same_call_is_federated_averaging(engine, capsys):
+    "Every weight as by an update that is neither clipped nor noised, and it is said."
+    model, people, test, mechanism, deployment = parts()
+    how = dict(test=test, lr=0.5, server="sgd", server_lr=1.0, progress=False)
+    place = replace(deployment, cohort=6, rounds=1)
+    how |= dict(eps=math.inf, engine=engine)
+    run = dpcomm.train(model, people, mechanism, place, **how)
+    assert "no privacy: mechanism none guarantees nothing" in capsys.readouterr().out
+    *lines, last = str(run).splitlines()
+    assert len(lines) == 3 and last.startswith("no privacy:") and engine in lines[0]
+    assert run.history[-1]["eps"] is None and run.ledger.uplink_bits == 6 * 32 * 15
+    moved = []
+    for x, y in people:
+        x, y = torch.as_tensor(x).float(), torch.as_tensor(y)
+        loss = nn.functional.cross_entropy(model(x), y)
+        moved.append(
+            pack(model)
+            - 0.5 * flatten(torch.autograd.grad(loss, [*model.parameters()]))
+        )
+    torch.testing.assert_close(run.w.detach(), torch.stack(moved).mean(0))
+    assert torch.equal(pack(run.model()), run.w.detach())
+
+
+def test_a_mechanism_that_guarantees_nothing_trains_in_a_deployment_too(capsys):
+    model, people, test, _, deployment = parts()
+    coarse = dpcomm.mechanism("privquant", eps=math.inf, clip_norm=1.0, levels=4)
+    dpcomm.train(model, people, coarse, deployment, test=test, progress=False)
+    assert "no privacy: mechanism privquant" in capsys.readouterr().out
+
+
+def test_a_callback_ends_a_run_early():
+    model, people, test, mechanism, deployment = parts()
+
+    class Enough(Callback):
+        def on_evaluate(self, run, task):
+            return run.round >= 2
+
+    how = dict(test=test, callbacks=[Enough()], eval_every=1, progress=False)
+    run = dpcomm.train(model, people, mechanism, deployment, **how)
+    assert run.round == 2 and not run.finished and len(run.history) == 2
+    assert torch.equal(pack(run.model()), run.w.detach())
 
 
 def test_what_no_guarantee_covers_is_left_out_unless_asked_for():
