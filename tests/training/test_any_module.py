@@ -442,22 +442,6 @@ def test_a_task_is_scored_by_its_own_loss_or_the_callers_score():
 
 
 def test_clients_bring_their_own_data():
-    class Listed(torch.utils.data.Dataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, i):
-            return torch.full((2,), float(i)), i
-
-    pairs = [(np.ones((2, 2)), [0, 1]), ([], []), Listed()]
-    held = Federation.of(pairs, test=(torch.zeros(1, 2), torch.tensor([1])))
-    assert held.sizes.tolist() == [2, 0, 3] and len(held.parts) == 3
-    x, y = held.data.x, held.data.y
-    assert x.dtype == torch.float32 and y.dtype == torch.int64
-    assert x[held.parts[2]].tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert y[held.parts[0]].tolist() == [0, 1]
-    assert y[held.parts[2]].tolist() == [0, 1, 2]
-
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
             return iter(zip(np.eye(3), (0, 1, 2)))
@@ -469,9 +453,11 @@ def test_clients_bring_their_own_data():
     loader = torch.utils.data.DataLoader(Counted(), batch_size=2)
     swapped = np.eye(3).astype(">f8"), np.arange(3).astype(">i4")
     examples = [Counted(), loader, [*zip(np.eye(3), (0, 1, 2))], swapped]
-    for given in (examples, dict(zip("abcd", examples))):
+    for given in ([*examples, ([], [])], dict(zip("abcd", examples))):
         alike = Federation.of(given, test=Counted())
-        for part in alike.parts:
+        assert alike.data.x.dtype == torch.float32 and alike.data.y.dtype == torch.int64
+        assert [len(part) for part in alike.parts] == [3, 3, 3, 3, 0][: len(given)]
+        for part in alike.parts[:4]:
             assert torch.equal(alike.data.x[part], torch.eye(3))
             assert alike.data.y[part].tolist() == [0, 1, 2]
     endless = ((np.eye(3)[0], 0) for _ in iter(int, 1))

@@ -238,17 +238,6 @@ def test_one_output_trains_with_binary_cross_entropy(engine):
         assert float(loss) == pytest.approx(np.mean(seen), rel=1e-6)
 
 
-def test_a_visit_is_balanced_anew():
-    labels, part = np.array([0, 0, 0, 1, 0, 1, 0, 0, 1, 1]), np.arange(1, 9)
-    balance = local_sgd.downsample_majority
-    draws = [balance(part, labels, seed_tree(0, i)) for i in range(20)]
-    for kept in draws:
-        assert labels[kept].tolist() == [0] * 3 + [1] * 3
-        assert set(kept) <= set(part) and len(set(kept)) == 6
-    assert len({tuple(sorted(kept)) for kept in draws}) > 5
-    assert balance(part[:2], labels, seed_tree(0)).tolist() == [1, 2], "one class only"
-
-
 @drawn
 @given(
     some.lists(some.integers(1, 9), min_size=1, max_size=5),
@@ -313,78 +302,6 @@ def test_every_client_is_sampled_at_the_stated_rate(sampling):
     every = itertools.combinations(range(12), 2)
     pairs = [(taken[:, a] & taken[:, b]).sum() for a, b in every]
     assert low <= min(pairs) and max(pairs) <= high
-
-
-# ---- server optimisers
-
-
-def by_hand(
-    server: str, w, averages, lr, momentum=0.9, eps=1e-8, b1=0.9, b2=0.999
-) -> list:
-    """Every w after a step towards `averages`, in plain formulas. [Reddi et al. 2020;
-    Kingma & Ba 2015, Alg. 1]
-    """
-    m, v, path = np.zeros_like(w), np.zeros_like(w), []
-    for t, a in enumerate(averages, 1):
-        if server == "adam":
-            m, v = b1 * m + (1 - b1) * a, b2 * v + (1 - b2) * a**2
-            w = w + lr * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
-        else:
-            m = momentum * m + a if server == "momentum" else a
-            w = w + lr * m
-        path.append(w)
-    return path
-
-
-@tabled("server", ["sgd", "momentum", "adam"])
-def test_server_optimisers_are_the_formulas(server):
-    rng = seed_tree(0, server)
-    w = rng.standard_normal(6)
-    averages = 10.0 ** rng.uniform(-6, 0, (8, 6)) * rng.choice([-1, 1], (8, 6))
-    rates = dict(server_lr=0.07, momentum=0.8, adam_eps=1e-4)
-    config = dataclasses.replace(CONFIG, server=server, **rates)
-    tensor = torch.from_numpy(w.copy()).requires_grad_()
-    optimiser = state_module.server_optimiser(tensor, config)
-    path = by_hand(server, w, averages, 0.07, 0.8, 1e-4)
-    for average, expected in zip(averages, path):
-        tensor.grad = -torch.from_numpy(average)
-        optimiser.step()
-        np.testing.assert_allclose(tensor.detach().numpy(), expected, rtol=1e-12)
-    state = optimiser.state_dict()["state"].get(0, {})
-    shapes = [getattr(value, "shape", None) for value in state.values()]
-    vectors = shapes.count(tensor.shape)
-    assert vectors == state_module.SERVER_STATE[server], "what a client downloads"
-
-
-class Exact(contract.Mechanism):
-    "A mechanism that hides nothing: what the server steps along is the plain average."
-
-    replay = False
-
-    def simulate(self, u, rng):
-        return u
-
-    def bits(self, d):
-        return Bits.of(32 * d, 0, 0, d)
-
-
-# ---- evaluation
-
-
-def test_evaluate_on_a_case_made_by_hand():
-    """Scores (a, 0): right iff a > 0 for label 0, loss log(1 + exp(-a)) for label 0 and
-    log(1 + exp(a)) for label 1.
-    """
-    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
-    w = torch.tensor([1.0, 2.0, 0.0, 0.0, -1.0, 0.0])  # a = x1 + 2 x2 - 1
-    x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 0.25]])
-    y, a = torch.tensor([0, 1, 1, 0]), np.array([1.0, -1.0, 3.0, -0.5])
-    accuracy, loss = local_sgd.evaluate(model, w, x.view(4, 1, 1, 2), y)
-    assert accuracy == 50.0
-    wanted = np.mean(np.log1p(np.exp([-a[0], a[1], a[2], -a[3]])))
-    assert loss == pytest.approx(wanted, rel=1e-6)
-    more = x.view(4, 1, 1, 2).repeat(601, 1, 1, 1), y.repeat(601)  # than a pass takes
-    assert local_sgd.evaluate(model, w, *more) == pytest.approx((50, loss), rel=1e-5)
 
 
 # ---- ledger of bits
@@ -509,37 +426,6 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
             federated.check_promise(stated, config, 6)
 
 
-def shared(name):
-    "A mechanism whose noise comes in ten shares."
-    sketch = name in ("topk", "compressive")
-    made = dict(clip_norm=1.0, sigma=3.8, n_clients=10)
-    made |= dict(fraction=1.0) if sketch else {}
-    return contract.mechanism(name, **made), {} if sketch else {"d": 50}
-
-
-@tabled("sampling", ["fixed", "replacement"])
-@tabled("name", ["topk", "compressive", "ddgauss", "skellam"])
-def test_shares_of_noise_do_not_excuse_who_takes_part(name, sampling):
-    "2.389 is said of Poisson cohorts; with cohorts of a fixed size it is 5.448 or 6.526."
-    mechanism, d = shared(name)
-    run = dict(n_clients=100, cohort=10, rounds=1000, delta=100**-1.1)
-    how = dict(sampling="poisson", accountant="rdp-balle")
-    said = mechanism.guarantee(**run, **d, **how)
-    assert set(said.premises) == {"shares"} and 2.38 < said.eps < 2.41
-    config = federated.Config(rounds=1000, cohort=10, sampling=sampling)
-    where = config, 100, 1000, mechanism
-    with pytest.raises(ValueError, match="its sampling is 'poisson'"):
-        federated.check_promise(said, *where)
-    both = said.assuming("sampling")
-    assert federated.check_promise(both, *where) is both
-    (line,) = federated.relied_on(both, config, 100, mechanism)
-    assert "premise about sampling" in line, "the shares of ten clients come"
-    drawn = dataclasses.replace(config, sampling="poisson")
-    assert federated.check_promise(said, drawn, 100, 1000, mechanism) is said
-    (line,) = federated.relied_on(said, drawn, 100, mechanism)
-    assert "premise about shares" in line
-
-
 def test_whom_a_promise_protects_and_from_whom_is_compared():
     noisy = contract.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
     config = dataclasses.replace(CONFIG, rounds=4, sampling="fixed")
@@ -632,7 +518,7 @@ def test_copies_of_a_client_train_and_hide_apart():
     rules = dict(rounds=1, cohort=3, sampling="replacement", server="sgd")
     config, seen = dataclasses.replace(CONFIG, **rules, server_lr=1.0), []
 
-    class Spy(Exact):
+    class Spy(federated.Plain):
         def simulate(self, u, rng):
             seen.append((u, [r.random() for r in rng]))
             return u
