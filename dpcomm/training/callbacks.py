@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..core.checks import check_kind, shown
+from ..core.checks import check_kind
 from ..core.files import atomic_write
 from .state import Run, Task, try_place
 
@@ -43,17 +43,6 @@ class Callback:
 
     def close(self, run: Run, task: Task) -> None:
         "Called once, when the run ends, is stopped or fails."
-
-# %% ../../nbs/training/callbacks.ipynb #2f6c38c9
-def check_callbacks(callbacks) -> tuple:
-    every = tuple(callbacks) if isinstance(callbacks, (list, tuple)) else (callbacks,)
-    for each in every:
-        if not isinstance(each, Callback):
-            raise TypeError(
-                f"callbacks holds {shown(each)}, which is not a Callback: pass"
-                " instances of dpcomm.training.callbacks.Callback or of a subclass"
-            )
-    return every
 
 # %% ../../nbs/training/callbacks.ipynb #38988384
 class CSV(Callback):

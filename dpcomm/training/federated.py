@@ -41,7 +41,7 @@ from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.deployments import Deployment
 from dpcomm.privacy.guarantee import PREMISES, TRUSTS, Guarantee, large_delta
 from dpcomm.training.adaptive_clip import AdaptiveClip, in_one_sum
-from dpcomm.training.callbacks import Checkpoint, check_callbacks, progress_of
+from dpcomm.training.callbacks import Callback, Checkpoint, progress_of
 from dpcomm.training.local_sgd import (
     Misfit,
     check_fit,
@@ -488,7 +488,10 @@ def simulate(
             visits=task.visits,
         )
 
-    callbacks = check_callbacks(callbacks)
+    callbacks = callbacks if isinstance(callbacks, (list, tuple)) else (callbacks,)
+    for each in callbacks:
+        instance = "an instance of dpcomm.training.callbacks.Callback or of a subclass"
+        check_kind("a callback", each, Callback, instance)
     if not isinstance(task, Task):
         raise TypeError(
             f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"

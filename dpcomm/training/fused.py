@@ -317,15 +317,6 @@ def _after_images(model):
     return model[1:] if isinstance(model[0], nn.Flatten) else model
 
 # %% ../../nbs/training/fused.ipynb #2f79804c
-def used_columns(model: nn.Sequential, x: Tensor) -> Tensor | None:  # None: all
-    "Input columns an image uses, if the first layer is linear and under half are used."
-    first = _after_images(model)[0]
-    if not isinstance(first, nn.Linear):
-        return None
-    columns = (x.flatten(1) != 0).any(0).nonzero()[:, 0]
-    return columns if 2 * len(columns) < first.in_features else None
-
-
 def _copies(p, n):
     every = p.expand(n, *p.shape)
     if p.ndim != 4:
@@ -347,12 +338,14 @@ def starts_with_images(model: nn.Sequential) -> bool:  # False: vectors
 
 
 def _used(model, x, y, plan):
-    if not isinstance(_after_images(model)[0], nn.Linear) or not (plan >= 0).any():
+    "What a plan uses: images, and the columns of a first linear layer if few; None: all."
+    first = _after_images(model)[0]
+    if not isinstance(first, nn.Linear) or not (plan >= 0).any():
         return x, y, plan, None
     used = plan[plan >= 0].unique()
     images = x[used].flatten(1)
-    columns = used_columns(model, images)
-    if columns is None:
+    columns = (images != 0).any(0).nonzero()[:, 0]
+    if 2 * len(columns) >= first.in_features:
         return x, y, plan, None
     numbers = torch.searchsorted(used, plan.contiguous())
     return images[:, columns], y[used], torch.where(plan >= 0, numbers, -1), columns

@@ -173,21 +173,6 @@ MODELS = {  # name -> (builder, parameters)
     "lstm": (CharLSTM, 819_920),
 }
 
-# %% ../../nbs/training/models.ipynb #bb0f93f8
-def _uniform(rng, p, bound):
-    return torch.from_numpy(
-        rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32)
-    )
-
-
-def _draw_affine(layer, rng, law):
-    fan_in, fan_out = layer.weight[0].numel(), layer.weight[:, 0].numel()
-    bound = fan_in**-0.5 if law == "torch" else (6 / (fan_in + fan_out)) ** 0.5
-    for p in layer.parameters():
-        p.data = _uniform(rng, p, bound)
-    if law == "glorot" and layer.bias is not None:
-        layer.bias.data.zero_()
-
 # %% ../../nbs/training/models.ipynb #bb0f93f9
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -211,12 +196,22 @@ def initialise(
             "law is 'glorot', and Keras's initialisation of an LSTM is not"
             " implemented; it must be 'torch': leave law out"
         )
+
+    def uniform(p, bound):
+        drawn = rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32)
+        return torch.from_numpy(drawn)
+
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            _draw_affine(layer, rng, law)
+            fan_in, fan_out = layer.weight[0].numel(), layer.weight[:, 0].numel()
+            bound = fan_in**-0.5 if law == "torch" else (6 / (fan_in + fan_out)) ** 0.5
+            for p in layer.parameters():
+                p.data = uniform(p, bound)
+            if law == "glorot" and layer.bias is not None:
+                layer.bias.data.zero_()
         elif isinstance(layer, nn.LSTM):
             for p in layer.parameters():
-                p.data = _uniform(rng, p, 1) * layer.hidden_size**-0.5
+                p.data = uniform(p, 1) * layer.hidden_size**-0.5
         elif isinstance(layer, nn.Embedding):
             shape = tuple(layer.weight.shape)
             normal = rng.standard_normal(shape, dtype=np.float32)

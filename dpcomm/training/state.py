@@ -421,26 +421,6 @@ def fingerprint(task, w, device, unit, content):
     }
 
 
-def _restore(run, optimiser, state, config, last):
-    done = state["round"]
-    if config.rounds < done or config.rounds == done and not state["finished"]:
-        raise ValueError(
-            f"rounds is {config.rounds}, and the checkpoint has already done {done}:"
-            f" raise rounds above {done}, or run without resume"
-        )
-    run.w.copy_(state["w"])
-    optimiser.load_state_dict(state["optimiser"])
-    memory = None if run.memory is None else state["memory"].to(run.memory.device)
-    for name in PLAIN:
-        setattr(run, name, state[name])
-    run.finished, run.memory = done == config.rounds, memory
-    run.ledger, run.clip = Ledger(**state["ledger"]), state.get("clip")
-    run.dropped = [*map(tuple, state.get("dropped", ()))]
-    history, due = run.history, done % config.eval_every == 0
-    if history and history[-1]["round"] == done < last and not due:
-        history.pop()
-
-
 def start_run(
     task: Task,
     device="cpu",
@@ -464,7 +444,24 @@ def start_run(
     optimiser = server_optimiser(w, config)
     if checkpoint:
         try_place(checkpoint)
-    if resume and checkpoint and Path(checkpoint).exists():
-        state = load_checkpoint(checkpoint, print_of_run)
-        _restore(run, optimiser, state, config, last or config.rounds)
+    if not (resume and checkpoint and Path(checkpoint).exists()):
+        return run, optimiser, print_of_run
+    state = load_checkpoint(checkpoint, print_of_run)
+    done, rounds = state["round"], config.rounds
+    if rounds < done or rounds == done and not state["finished"]:
+        raise ValueError(
+            f"rounds is {rounds}, and the checkpoint has already done {done}:"
+            f" raise rounds above {done}, or run without resume"
+        )
+    run.w.copy_(state["w"])
+    optimiser.load_state_dict(state["optimiser"])
+    for name in PLAIN:
+        setattr(run, name, state[name])
+    run.finished = done == rounds
+    run.memory = None if memory is None else run.memory.to(device)
+    run.ledger, run.clip = Ledger(**state["ledger"]), state.get("clip")
+    run.dropped = [*map(tuple, state.get("dropped", ()))]
+    early = done < (last or rounds) and done % config.eval_every
+    if early and run.history and run.history[-1]["round"] == done:
+        run.history.pop()  # a straight run has no evaluation here
     return run, optimiser, print_of_run

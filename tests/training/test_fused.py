@@ -39,7 +39,7 @@ def test_sparse_inputs_train_the_columns_they_use():
     plan = torch.arange(6).view(1, 2, 3).repeat(1, 4, 1)
     w = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
     short, _ = fused.train_fused(net, w, x, y, plan, 0.5)
-    assert fused.used_columns(net, x).tolist() == [3, 9, 20, 41]
+    assert fused._used(net, x, y, plan)[3].tolist() == [3, 9, 20, 41]
     dense, _ = fused.train_fused(net, w, x + 1e-300, y, plan, 0.5)
     torch.testing.assert_close(short, dense)
     assert np.count_nonzero(short[0, :200].view(4, 50).abs().sum(0)) <= 4
