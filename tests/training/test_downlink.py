@@ -1,6 +1,4 @@
-"""Replay: packets, bit-equal replicas, forgetting, losses, damage, and the paper's
-gigabytes.
-"""
+"Replay: packets, bit-equal replicas, forgetting, losses, damage."
 
 import dataclasses
 
@@ -15,7 +13,6 @@ from tables import tabled
 from torch import nn
 
 from dpcomm.core.random import Insecure, derive, seed_tree
-from dpcomm.core.wire import Bits
 from dpcomm.mechanisms.rec import Rec
 from dpcomm.training import federated, models
 from dpcomm.training import state as state_module
@@ -28,7 +25,6 @@ from dpcomm.training.downlink import (
     answer,
     catch_up,
     close_round,
-    count_bits,
     initial_state,
     missing_messages,
     parse_packet,
@@ -36,7 +32,6 @@ from dpcomm.training.downlink import (
     receive,
     write_state,
 )
-from dpcomm.training.state import sample_cohort
 
 REC = Rec(0.5, 0.2, 3, (6, 2))  # 6 bits of indices and a seed: 5 bytes
 SERVERS = {"sgd": 1.0, "momentum": 0.3, "adam": 0.05}
@@ -323,22 +318,3 @@ def test_one_bit_of_difference_is_noticed():
     visit(hub, replicas, [0, 1])
     replicas[0].state.w.detach().view(torch.int32)[3] ^= 1 << 16
     refused(replicas[0], catch_up(hub, 0), AWAY)
-
-
-# ---- the paper's gigabytes
-
-
-def test_counting_is_the_ledger_of_the_packets():
-    "A run over packets and a run that only counts enter the same bits."
-    ledger = count_bits(3, 2, 9, REC.bits(8), 8 * 32, seed=6)
-    (hub, replicas), measured = world("sgd"), 0
-    for t in range(9):
-        rng = seed_tree(6, "round", t, "sample")
-        cohort = sample_cohort(3, 2, "replacement", rng).tolist()
-        packets = [parse_packet(catch_up(hub, c)) for c in set(cohort)]
-        measured += sum(8 * len(packet.content) for packet in packets)
-        visit(hub, replicas, cohort)
-    assert (ledger.uplink_bits, ledger.downlink_bits) == (18 * 40, measured)
-    bits, how = Bits.of(64, 0, 0, 2), dict(replay=False, sampling="fixed")
-    dense = count_bits(3, 2, 9, bits, 64, **how)
-    assert dense.uplink_bits == dense.downlink_bits == 18 * 64
