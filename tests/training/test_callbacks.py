@@ -15,6 +15,7 @@ from torch import nn
 
 from dpcomm import Deployment, train
 from dpcomm.core.random import seed_tree
+from dpcomm.core.vectors import pack
 from dpcomm.training import callbacks, models
 from dpcomm.training.callbacks import CSV, Callback
 
@@ -155,6 +156,7 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, 
     run = go(max_epsilon=budget, **how)
     assert (run.round, run.finished) == (3, False)
     assert run.history[-1]["eps"] == spent[2] <= budget
+    assert torch.equal(pack(run.model()), run.w) and len(str(run).splitlines()) == 3
     assert "stopped after 3 of 6 rounds: the next would bring epsilon" in (
         capsys.readouterr().out
     )
