@@ -147,9 +147,6 @@ def check_kind(name: str, value, kinds, how: str):
     return value
 
 # %% ../../nbs/foundations/checks.ipynb #ad77ba02
-CLOSE = (
-    0.66  # the share of two names that is the same where one may stand for the other
-)
 SYNONYMS = {  # what it is called elsewhere -> here
     "learning_rate": "lr",
     "batch_size": "batch",
@@ -164,10 +161,12 @@ SYNONYMS = {  # what it is called elsewhere -> here
 def nearest(name: str, names) -> str:
     "The valid name that was meant: a synonym or a close one; '' where none is close."
     name, names = str(name)[:QUOTED], [*map(str, names)]
+    if (meant := SYNONYMS.get(name)) in names:
+        return meant
     begun = [one for one in names if len(name) > 2 and one.startswith(name)]
-    if SYNONYMS.get(name) in names or len(begun) == 1:
-        return SYNONYMS.get(name) or begun[0]
-    return (difflib.get_close_matches(name, names, 1, CLOSE) or [""])[0]
+    if len(begun) == 1:
+        return begun[0]
+    return (difflib.get_close_matches(name, names, 1) or [""])[0]
 
 # %% ../../nbs/foundations/checks.ipynb #27b213d2
 def check_choice(name: str, value, allowed) -> str:
