@@ -34,9 +34,9 @@ def check_floats(name: str, x: Tensor) -> Tensor:
             f"is {x.dtype}; it must be float32 or float64, because a lower precision"
             f" cannot guarantee the clipping bound: pass {name}.float()",
         ),
-        (x.is_meta, "is on the meta device and has no values: pass one that has"),
+        (x.is_meta, "is on the meta device; it must have values: pass one that has"),
         (kind != "strided", f"is {kind}, not dense: pass {name}.to_dense()"),
-        (x.requires_grad, f"requires gradients: pass {name}.detach()"),
+        (x.requires_grad, f"requires gradients; it must be plain: pass {name}.detach()"),
     ):
         if wrong:
             raise ValueError(f"{name} {what}")
