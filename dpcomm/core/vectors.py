@@ -36,7 +36,10 @@ def check_floats(name: str, x: Tensor) -> Tensor:
         ),
         (x.is_meta, "is on the meta device; it must have values: pass one that has"),
         (kind != "strided", f"is {kind}, not dense: pass {name}.to_dense()"),
-        (x.requires_grad, f"requires gradients; it must be plain: pass {name}.detach()"),
+        (
+            x.requires_grad,
+            f"requires gradients; it must be plain: pass {name}.detach()",
+        ),
     ):
         if wrong:
             raise ValueError(f"{name} {what}")
