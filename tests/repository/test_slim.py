@@ -20,7 +20,7 @@ MODULES = sorted(
 # Distributions that are imported by another name.
 NAMED = {"scikit-learn": {"sklearn"}, "distributed": {"distributed", "dask"}}
 # Packages that an extra brings because another one of it needs them.
-BROUGHT = {"run": {"IPython", "PIL", "nbclient"}}
+BROUGHT = {"run": {"IPython", "PIL", "nbclient", "nbformat"}}
 
 
 def wanted(extra: str = "") -> set[str]:
