@@ -63,7 +63,7 @@ def test_a_quick_run_stands_in_without_a_verdict():
 
 def test_a_line_is_paper_ours_difference_verdict_and_seeds():
     line, notes = page_tables.table_line("mnist.rec.comm", PAPER, judged())
-    assert line == ("0.01", "0.0101", "+0.0001", "● match", "1") and not notes
+    assert line == ("0.01", "0.0101", "+0.0001", "● match", "4") and not notes
     line, notes = page_tables.table_line("solr.participation", PAPER, judged())
     slip = paper_tables.cell("dprec", "solr.participation").arithmetic
     assert line[3] == "¶ paper's slip" and slip in notes and len(notes) == 2
