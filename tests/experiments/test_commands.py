@@ -110,7 +110,7 @@ def rows_of(text):
     [
         ("list", "experiment"),
         ("table dprec table2", "verdict"),
-        ("sweep dprec-mnist --plan --scale full", "core-hours"),
+        ("sweep dprec-femnist --plan --scale full", "core-hours"),
         ("audit signsgd --trials 100", "claimed"),
     ],
 )

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import product
@@ -116,7 +116,7 @@ class Experiment:
     """
 
     name: str
-    module: ModuleType | SimpleNamespace
+    module: ModuleType | SimpleNamespace = field(hash=False)
     paper: str = paper_tables.ACROSS
 
     @property
