@@ -6,6 +6,7 @@ guarantees that cannot be given."""
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 
 from dpcomm.mechanisms import contract, mvu, topk
@@ -66,9 +67,10 @@ def variants(name: str, cases: dict, release: dict, refused: tuple = ()) -> dict
 
 def derived(name: str) -> dict:
     "Cases of a mechanism that lists none here: its own audited parameters."
-    cases = contract.mechanism_class(name).audit_cases
-    given = {f"audited {i}": parameters for i, (parameters, _, _) in enumerate(cases)}
-    return variants(name, given, dict(rounds=3, delta=1e-5))
+    cls = contract.mechanism_class(name)
+    given = {f"audited {i}": each[0] for i, each in enumerate(cls.audit_cases)}
+    delta = 0.0 if issubclass(cls, contract.Local) else 1e-5
+    return variants(name, given, dict(rounds=3, delta=delta))
 
 
 def halves(d: int) -> tuple:
@@ -256,6 +258,10 @@ LISTED = {
         (dict(d=0), dict(d=2.5)),
     ),
 }
+# A mechanism of one's own: DPCOMM_MECHANISM=my.module:Class, or several with spaces.
+OWN = [
+    contract.import_mechanism(c) for c in os.environ.get("DPCOMM_MECHANISM", "").split()
+]
 CASES = {
     name: variants(name, *LISTED[name]) if name in LISTED else derived(name)
     for name in contract.registered()

@@ -8,13 +8,12 @@ import functools
 import inspect
 import itertools
 import math
-import os
 import re
 
 import numpy as np
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, OWN
 from laws import ALARM, radius, same_law
 from tables import tabled
 
@@ -25,10 +24,6 @@ from dpcomm.privacy import audit, hypothesis_tests
 from dpcomm.privacy.guarantee import RELATIONS, Guarantee
 from dpcomm.secagg import session
 
-# A mechanism of one's own: DPCOMM_MECHANISM=my.module:Class, or several with spaces.
-OWN = [
-    contract.import_mechanism(c) for c in os.environ.get("DPCOMM_MECHANISM", "").split()
-]
 NAMES = OWN or contract.registered()
 
 
