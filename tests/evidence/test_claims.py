@@ -75,6 +75,12 @@ def test_a_claim_about_a_proof_is_what_the_errata_say(paper):
             assert claim.link.removeprefix("../") in row[0], claim.erratum
 
 
+@tabled("paper", PAPERS)
+def test_what_a_claim_rests_on_is_a_page(paper):
+    for row in claims.rows(paper, evidence(paper), base="nbs"):
+        assert (ROOT / row.link.partition("#")[0]).is_file(), row.link
+
+
 def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
     found = evidence("dprec")
     key = "ours.full.tight.mnist.eps3.rec.acc"
