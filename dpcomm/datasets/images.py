@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,8 @@ class Dataset:
     """Examples and labels; images of this page in [0, 1], labels whole numbers.
 
     name: as in `names()`.
-    x: training inputs, (n, ...), or several as Inputs; images: (n, channels, height, width).
+    x: training inputs, a Tensor (n, ...), or several as Inputs; images: (n, channels,
+        height, width).
     y: training targets, (n, ...); classes: (n,) int64.
     x_test: test inputs.
     y_test: test targets.
@@ -70,9 +72,9 @@ class Dataset:
     """
 
     name: str
-    x: Tensor | Inputs
+    x: Any
     y: Tensor
-    x_test: Tensor | Inputs
+    x_test: Any
     y_test: Tensor
     writers: np.ndarray | None = None
 

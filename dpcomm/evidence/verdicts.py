@@ -379,7 +379,7 @@ class Evidence:
     spreads: tuple
 
     @cache
-    def summary(self, cell: paper_tables.Cell) -> Summary:
+    def summary(self, cell: paper_tables.Cell) -> Summary | None:
         """Our number for one of the paper's.
 
         cell: the paper's number.

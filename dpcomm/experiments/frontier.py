@@ -147,8 +147,8 @@ def train(s: Setting, row, changes: dict, clients, seed: int, **how) -> tuple:
     def promise(t):
         return place.after(t).guarantee(made, RENYI.get(made.name))
 
-    promise = promise if row else None
-    return task, simulate(task, promise, **how), promise
+    after = promise if row else None
+    return task, simulate(task, after, **how), after
 
 
 TUNED_AT = 8  # epsilon

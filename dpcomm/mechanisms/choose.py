@@ -124,7 +124,8 @@ def traffic(deployment: Deployment, mechanism: Mechanism) -> tuple[dict, dict]:
         up["session"], down["session"] = _session_bits(
             deployment, mechanism.ring.bits, sent
         )
-    return tuple(way | dict(total=sum(way.values())) for way in (up, down))
+    up["total"], down["total"] = sum(up.values()), sum(down.values())
+    return up, down
 
 
 _graph = cache(session.graph_parameters)  # of n clients and two rates

@@ -322,7 +322,7 @@ class Mechanism:
 
     def attack_scores(
         self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
-    ) -> dict[str, np.ndarray]:
+    ) -> dict:
         """Attack scores of the worst-case input, through the mechanism. [Nasr et al. 2023]
 
         relation: a key of `relations`. present: which of its two worlds. n: plays, >= 1.
@@ -476,14 +476,14 @@ def smallest(account, names: tuple, **run) -> Guarantee:
 
     account: takes run and accountant; returns a Guarantee or raises ValueError.
     """
-    made, why = [], None
+    made, refused = [], []
     for name in names:
         try:
             made.append(account(**run, accountant=name))
         except ValueError as error:
-            why = why or error
+            refused.append(error)
     if not made:
-        raise why
+        raise refused[0]
     return min(made, key=lambda one: one.eps)
 
 

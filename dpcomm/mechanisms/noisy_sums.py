@@ -166,7 +166,7 @@ class NoisySum(Mechanism):
     """
 
     clip_norm: float
-    sigma: float | None
+    sigma: float
     free, samplings = "sigma", ("none", "poisson", "fixed")
 
     def clip(self, u):

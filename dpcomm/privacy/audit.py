@@ -210,10 +210,8 @@ def _game_arguments(mechanism, relation, given):
 
 def _both_worlds(mechanism, relation, trials, rng, given):
     play = _game_arguments(mechanism, relation, given)
-    return tuple(
-        mechanism.attack_scores(relation, present, trials, rng, **play)
-        for present in (True, False)
-    )
+    attack = partial(mechanism.attack_scores, relation)
+    return attack(True, trials, rng, **play), attack(False, trials, rng, **play)
 
 
 def audit_play(
