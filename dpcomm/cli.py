@@ -199,9 +199,10 @@ def list_all(args):
 )
 def run_all(args) -> int:
     "Run experiments, and execute their pages through papermill."
-    asked = [_asked(name, args) for name in args.names]  # refused before the first
-    if not all(change for *_, change in asked):
-        runs.page_tools()
+    with moving():  # while torch is imported
+        asked = [_asked(name, args) for name in args.names]  # refused before the first
+        if not all(change for *_, change in asked):
+            runs.page_tools()
     folder = runs.ready(runs.output_folder(args.out))
     print(f"records and pages go to {folder}", file=sys.stderr, flush=True)
     end = None if args.max_seconds is None else time.monotonic() + args.max_seconds
