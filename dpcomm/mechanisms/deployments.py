@@ -160,6 +160,9 @@ class Deployment:
         Returns: a mechanism whose epsilon here is at most eps, and within 1 % of it, or
             the last before a jump, where the mechanism spends in whole steps.
         """
+        if eps == math.inf:
+            how = "train or simulate with eps=math.inf runs without privacy"
+            raise ValueError(f"eps is inf, for which no noise is sought: {how}")
         check_number("eps", eps, SCALE)
         check_number("clip_norm", clip_norm, SCALE)
         cls = mechanism_class(name)
