@@ -53,7 +53,8 @@ def searched(text: str, page: str) -> str:
     code = html.unescape(re.sub("<[^>]*>", "", "\n".join(CODE.findall(page))))
     lines = {line.strip() for line in code.splitlines()}
     text = "\n".join(s for s in text.splitlines() if s.strip() not in lines)
-    for formula in sorted({*map(html.unescape, TEX.findall(page))}, key=len)[::-1]:
+    found = TEX.findall(page)  # Quarto keeps some of a formula's signs escaped
+    for formula in sorted({*found, *map(html.unescape, found)}, key=len)[::-1]:
         text = text.replace(formula, "") if len(formula) > 1 else text
     return text
 
