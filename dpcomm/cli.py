@@ -265,8 +265,7 @@ def moving():
 
 def tell(record) -> None:
     "The first number of a run, as soon as it stands."
-    said = runs.in_words(record)
-    print(f"{record.key}, seed {record.seed}  {said}", file=sys.stderr)
+    print(f"{record.key}, seed {record.seed}  {runs.in_words(record)}", file=sys.stderr)
 
 
 LAST = """# The learning curves of all runs in the folder of records

@@ -63,8 +63,7 @@ class Dataset:
     """Examples and labels; images of this page in [0, 1], labels whole numbers.
 
     name: as in `names()`.
-    x: training inputs, a Tensor (n, ...), or several as Inputs; images: (n, channels,
-        height, width).
+    x: training inputs, (n, ...), or several as Inputs; images: (n, channels, height, width).
     y: training targets, (n, ...); classes: (n,) int64.
     x_test: test inputs.
     y_test: test targets.
@@ -107,10 +106,7 @@ HASHES = {  # data set -> content_hash
 
 # %% ../../nbs/datasets/images.ipynb #d0img04
 def names() -> tuple:
-    """Names of the data sets for `load`.
-
-    Returns: tuple of str.
-    """
+    "Names of the data sets for `load`."
     return tuple(COUNTS)
 
 # %% ../../nbs/datasets/images.ipynb #5010818e

@@ -111,7 +111,7 @@ def _products(u, bias, variance):
 RATES = (0.1, 0.05)  # clients of a session that may drop out, and collude
 
 
-def traffic(deployment: Deployment, mechanism: Mechanism) -> tuple[dict, dict]:
+def traffic(deployment: Deployment, mechanism: Mechanism) -> tuple:
     "Bits that one client sends and receives in a round, by their use; total comes last."
     d = deployment.d
     sent = mechanism.bits(d)
@@ -124,8 +124,7 @@ def traffic(deployment: Deployment, mechanism: Mechanism) -> tuple[dict, dict]:
         up["session"], down["session"] = _session_bits(
             deployment, mechanism.ring.bits, sent
         )
-    up["total"], down["total"] = sum(up.values()), sum(down.values())
-    return up, down
+    return tuple(way | dict(total=sum(way.values())) for way in (up, down))
 
 
 _graph = cache(session.graph_parameters)  # of n clients and two rates

@@ -160,9 +160,8 @@ class Deployment:
         Returns: a mechanism whose epsilon here is at most eps, and within 1 % of it, or
             the last before a jump, where the mechanism spends in whole steps.
         """
-        if eps == math.inf:
-            how = "train or simulate with eps=math.inf runs without privacy"
-            raise ValueError(f"eps is inf, for which no noise is sought: {how}")
+        if isinstance(eps, float) and eps == math.inf:
+            raise ValueError("eps is inf: train(..., eps=inf) runs without privacy")
         check_number("eps", eps, SCALE)
         check_number("clip_norm", clip_norm, SCALE)
         cls = mechanism_class(name)
@@ -331,12 +330,8 @@ def _ways(deployment, mechanism):
 
 def _relations(mechanism, sampling):
     "Relations that a mechanism has a guarantee for, by sampling; the usual one first."
-    drawn = {
-        name: how.get("sampling", sampling) for name, how in mechanism.relations.items()
-    }
-    same = [
-        r for r, how in drawn.items() if how == sampling or {how, sampling} == _FIXED
-    ]
+    known = {r: how.get("sampling", sampling) for r, how in mechanism.relations.items()}
+    same = [r for r, x in known.items() if x == sampling or {x, sampling} == _FIXED]
     return sorted(same, key=lambda r: r in _NULL or r == "add-remove")
 
 
@@ -589,11 +584,10 @@ def _beyond(search, name, free, safe, toward):
         )
     x, least = search.least(toward)
     ends = search.eps(x + toward * 2 * JUMP) == math.inf
+    why = f"; there {search.why}" if ends else ""
     return (
         f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
-        f" {math.exp(x):.4g}, and no less: ask for an eps above that"
-        + f"; there {search.why}"
-        * ends
+        f" {math.exp(x):.4g}, and no less: ask for an eps above that{why}"
     )
 
 

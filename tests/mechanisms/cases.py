@@ -259,9 +259,8 @@ LISTED = {
     ),
 }
 # A mechanism of one's own: DPCOMM_MECHANISM=my.module:Class, or several with spaces.
-OWN = [
-    contract.import_mechanism(c) for c in os.environ.get("DPCOMM_MECHANISM", "").split()
-]
+own = os.environ.get("DPCOMM_MECHANISM", "").split()
+OWN = [*map(contract.import_mechanism, own)]
 CASES = {
     name: variants(name, *LISTED[name]) if name in LISTED else derived(name)
     for name in contract.registered()
