@@ -133,13 +133,13 @@ class TopK(LinearSketch):
     fraction: r = K / d, in (0, 1].
     clip_norm: L2 bound S of a restricted update, > 0.
     sigma: noise multiplier of the sum, > 0; None: neither clip nor noise, but floats.
-    n_clients: clients whose shares add up to the promised noise.
+    n_clients: clients whose shares add up to the noise of the sum.
     support: the coordinates; None: a public random choice.
     held: whether local SGD leaves the other weights where they are.
     fresh: whether the random choice is made anew each round.
     seed: of the random choice.
     tolerance: fraction of shares that may be missing, in [0, 1).
-    round: of a fresh choice.
+    round: number of the round of a fresh choice.
     """
 
     fraction: float
@@ -246,12 +246,12 @@ def scheme(
 
     name: a key of SCHEMES.
     fraction: r in (0, 1]; 1 for FL-STD.
-    n_clients: of a round.
+    n_clients: clients of a round.
     clip_norm: S; unused where sigma is None.
-    sigma: noise multiplier: the -DP twin; None: the plain scheme.
-    support: for the two FL-TOPs.
+    sigma: noise multiplier of the -DP twin; None: the plain scheme.
+    support: for FL-TOP and FL-TOP-BIS.
     chunks: P of FL-CS.
-    settings: fields that all have: seed of public random choices, tolerance.
+    settings: fields of every scheme: seed of public random choices, tolerance.
     Returns: a TopK, or a Compressive.
     """
     source, held, fresh = SCHEMES[check_choice("scheme", name, tuple(SCHEMES))]
@@ -277,7 +277,7 @@ def public_norm(mechanism, train, d: int, draws: int = 100) -> float:
     """Clipping threshold S, the median norm of updates on public data. [fltop Sec. 4]
 
     train: mask (d,) or None -> update (d,) of one local round on the public batch.
-    draws: random supports; one where public data fix the support.
+    draws: number of random supports; 1 if public data fix the support.
     """
     fixed = getattr(mechanism, "support", None) is not None or mechanism.fraction == 1
     norms = []
