@@ -128,7 +128,6 @@ def test_a_bound_is_below_the_truth_and_not_vacuous(directions):
     found = audit.distinguish(*normal_worlds(100_000), DELTA, directions=directions)
     assert exact / 2 < found.eps < exact
     assert found.direction in directions
-    assert found.trials == 100_000 and found.alarm == ALARM
 
 
 def test_the_attack_that_sees_something_is_chosen():
@@ -209,6 +208,7 @@ def test_one_of_several_tests_pays_for_all():
         claim = curve[0][k], min(curve[1][k], 1.0)
         alone.append(float(audit.count_pvalue(*counts, *claim)))
     found = audit.judge(here, there, curve)
+    assert (found.direction, found.false) == ("forward", 0), "7 to 10 tell worlds apart"
     assert len(tests) > 1 and 0 < len(tests) * min(alone) < 1
     assert math.isclose(found.pvalue, len(tests) * min(alone), rel_tol=1e-9)
 

@@ -427,6 +427,7 @@ def test_every_covered_combination_by_listing_all_cohorts(trust, sampling, relat
     seen, n = trust != "central" and sampling != "none", OTHERS + 1
     q = dict(none=1.0, poisson=RATE).get(sampling, SEATS / n)
     draws = SEATS if sampling == "replacement" else None
+    assert 0 <= pairs._often(9.0, 60)[1] <= pairs.RARE, "the chance of yet more draws"
     made = gaussian_losses(SIGMA, q, relation, sampling, draws, trust)
     eps, best = np.linspace(0, 3, 31), 0.0
     tails = [pair.tails(eps) for pair in made.pairs]

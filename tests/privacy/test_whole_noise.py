@@ -40,7 +40,6 @@ CASES = [
         (0.3, 1),
         (0.34, 1),
         (1.0, 1),
-        (7.3, 1),
         (400.0, 1),
         (0.3, 2),
         (0.5, 2),
@@ -48,7 +47,6 @@ CASES = [
         (0.5, 12),
         (0.75, 5),
         (1.0, 40),
-        (1.5, 7),
         (2.0, 3),
         (9.0, 4),
     )
@@ -113,6 +111,7 @@ def test_any_log_concave_law_of_positive_masses_is_dominated(law):
 def test_large_variances_and_many_shares_lose_nothing():
     for v, n in ((1e4, 1), (1e4, 100), (8.0, 2**31), (3.0, 10**6), (1.0, 10**5)):
         assert gaussian_curvature(v, n) * n * v == pytest.approx(1, rel=1e-5)
+    assert 0.725759 < gaussian_curvature(0.3, 6) < 0.7264, "eq. shares, by convolution"
     for mu in (1e4, 1e6, 1e9, 1e30):
         assert 1 < skellam_curvature(mu) * mu * (1 + 1e-12) < 1 + 3 / mu + 1e-8
     assert normal_std(1e-20) == pytest.approx(1e10, rel=1e-12)

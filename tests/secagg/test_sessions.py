@@ -1309,7 +1309,9 @@ def test_the_committee_is_large_enough(n, dropout, corrupt):
     assert stats.hypergeom.sf(c, n, bad, m) <= g.forked * (1 + 1e-6) + 1e-300
     assert g.exposed + g.apart + g.forked <= 2.0**-40
     assert stats.hypergeom.sf(m - s, n, lost, m) <= g.mute * (1 + 1e-6) + 1e-300
-    assert g.stuck + g.mute <= 2.0**-20
+    k, t = g.neighbours, g.threshold
+    stuck = n * stats.hypergeom.sf(k - t, n - 1, lost, k)
+    assert math.isclose(g.stuck, stuck, rel_tol=1e-6) and stuck + g.mute <= 2.0**-20
     assert s <= 200 < g.quorum or s < g.quorum <= 200
     more = dict(quorum=g.quorum, committee=m, signatures=s)
     Setup(n, 1, Ring(8), g.threshold, g.neighbours, **more)
