@@ -63,7 +63,7 @@ class DDGauss(OnRing):
         """Concentrated privacy of one sum; ValueError where none is proved.
         [Kairouz et al. 2021, Prop. 14]
 
-        d: coordinates, >= 1. relation: or 'replace'.
+        d: coordinates, >= 1. relation: 'zero-out' or 'replace'.
         """
         far = (1 + (relation == "replace")) * self.longest(d)
         return concentrated(far, float(self.variance(d)), self.honest, self.size(d))

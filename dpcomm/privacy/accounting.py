@@ -352,7 +352,7 @@ def gaussian_guarantee(
     q: probability to take part in a round, in [0, 1]; 1 without sampling.
     rounds: composed rounds, >= 1.
     sampling: 'none' or 'poisson'.
-    relation: or 'zero-out'; 'replace', 'local' without sampling or by 'pld'.
+    relation: 'add-remove', 'zero-out', or, unsampled or by 'pld', 'replace', 'local'.
     trust: a name in `NORMAL`; 'local': every message has this noise.
     accountant: 'rdp-classic', 'rdp-balle' or 'pld', the smallest.
     orders: Rényi orders, (n,), > 1; None: `ORDERS`; not used by 'pld'.
@@ -458,7 +458,7 @@ def calibrate(
     high: largest parameter tried, > low.
     increasing: True if eps grows with the parameter.
     tol: relative width of the last bracket, in (0, 1).
-    Returns: guarantee_at(result).eps <= eps, and fails within tol of it.
+    Returns: a parameter that meets eps; one that does not lies within tol of it.
     """
     check_number("eps", eps, "(0, inf)")
     low = float(check_number("low", low, f"(-inf, {shown(float(high))})"))
