@@ -424,7 +424,7 @@ def intervals(paper: str, found=None) -> int:
     for cell in paper_tables.cells(paper):
         s = found.summary(cell)
         judged = verdict(cell, s) in (*AGREEING, *AGAINST, "near", "tie", "open")
-        n += judged and bool(s.se) and cell.kind != "exact"
+        n += judged and bool(s and s.se) and cell.kind != "exact"
     return n
 
 
