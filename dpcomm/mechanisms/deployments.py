@@ -161,7 +161,7 @@ class Deployment:
             the last before a jump, where the mechanism spends in whole steps.
         """
         if isinstance(eps, float) and eps == math.inf:
-            raise ValueError("eps is inf: train(..., eps=inf) runs without privacy")
+            raise ValueError("eps is inf: train(eps=math.inf) runs without privacy")
         check_number("eps", eps, SCALE)
         check_number("clip_norm", clip_norm, SCALE)
         cls = mechanism_class(name)
@@ -330,8 +330,8 @@ def _ways(deployment, mechanism):
 
 def _relations(mechanism, sampling):
     "Relations that a mechanism has a guarantee for, by sampling; the usual one first."
-    known = {r: how.get("sampling", sampling) for r, how in mechanism.relations.items()}
-    same = [r for r, x in known.items() if x == sampling or {x, sampling} == _FIXED]
+    drawn = {r: how.get("sampling", sampling) for r, how in mechanism.relations.items()}
+    same = [r for r, x in drawn.items() if x == sampling or {x, sampling} == _FIXED]
     return sorted(same, key=lambda r: r in _NULL or r == "add-remove")
 
 

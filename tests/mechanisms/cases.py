@@ -259,8 +259,8 @@ LISTED = {
     ),
 }
 # A mechanism of one's own: DPCOMM_MECHANISM=my.module:Class, or several with spaces.
-own = os.environ.get("DPCOMM_MECHANISM", "").split()
-OWN = [*map(contract.import_mechanism, own)]
+places = os.environ.get("DPCOMM_MECHANISM", "").split()
+OWN = [*map(contract.import_mechanism, places)]
 CASES = {
     name: variants(name, *LISTED[name]) if name in LISTED else derived(name)
     for name in contract.registered()
