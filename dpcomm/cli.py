@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import dpcomm
-from dpcomm.core.checks import NotInstalled, shown
+from dpcomm.core.checks import NotInstalled, check_choice, shown
 from dpcomm.experiments.run import runs
 
 # %% ../nbs/reference/cli.ipynb #3f750161
@@ -222,7 +222,7 @@ def run_all(args) -> int:
 
 def _asked(name, args):
     "Name, notebook, parameters and settings to try; ValueError for what is not taken."
-    path, scale = runs.notebook(name), runs.check_name("scale", args.scale, runs.SCALES)
+    path, scale = runs.notebook(name), check_choice("scale", args.scale, runs.SCALES)
     given, values = dict(args.p), dict(scale=scale, resume=args.resume)
     known, change = runs.defaults(path), {}
     values |= {"name": name.replace("_", "-")} if "name" in known else {}
@@ -317,7 +317,7 @@ def run_one(args, name, path, folder, values, change):
 
 def show_changes(args, name, made, change, folder):
     "A table of what was tried; of a range a figure too."
-    beside, table = {}, runs.change_table(name, made, change, folder.parent)
+    beside, table = {}, runs.change_table(name, made, folder.parent)
     if any(isinstance(value, tuple) for value in change.values()):
         figure = folder / f"{made[0].experiment}.{made[0].scale}.png"
         runs.change_figure(made, change).savefig(figure, bbox_inches="tight")
@@ -348,7 +348,7 @@ def sweep_all(args) -> int:
     "Run everything that is missing, without pages, Jupyter or, with one process, Dask."
     from dpcomm.experiments.run import sweep
 
-    runs.check_name("scale", args.scale, runs.SCALES)
+    check_choice("scale", args.scale, runs.SCALES)
     if args.decide and (args.seeds or args.scale != "full"):
         raise ValueError(
             "--decide chooses the seeds of full-scale runs, which alone receive verdicts:"
@@ -478,7 +478,7 @@ def report(args):
     "Print a paper's reproduction report as Markdown."
     from dpcomm.evidence import claims, paper_tables
 
-    runs.check_name("paper", args.paper, paper_tables.papers())
+    check_choice("paper", args.paper, paper_tables.papers())
     print(claims.report(args.paper, "nbs"))
 
 
@@ -499,7 +499,7 @@ def data(args):
     from dpcomm.datasets import images
 
     for name in args.names:
-        runs.check_name("data set", name, images.names())
+        check_choice("data set", name, images.names())
     for name in args.names or images.names():
         print(images.fetch(name, args.root), flush=True)
 
@@ -528,7 +528,7 @@ def audit_all(args) -> int:
     for name in args.names:  # each with the audit of its messages
         if ":" in name:
             name = contract.import_mechanism(name)
-        runs.check_name("mechanism", name, contract.registered())
+        check_choice("mechanism", name, contract.registered())
         settings = contract.mechanism_class(name).audit_cases
         played += cases(
             [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
@@ -594,7 +594,7 @@ def flower(args) -> None:
     "Create an app for Flower."
     from dpcomm.interop import floor
 
-    runs.check_name("flower command", args.what, ("new",))
+    check_choice("flower command", args.what, ("new",))
     name = Path(args.folder).absolute().name
     taken = keyword.iskeyword(name) or name in sys.stdlib_module_names
     if taken or name.isidentifier() and importlib.util.find_spec(name):
@@ -625,11 +625,11 @@ def _parse(argv):
         for option, how in options:
             own.add_argument(option, **how)
     if argv and not argv[0].startswith("-"):
-        runs.check_name("command", argv[0], VERBS)
+        check_choice("command", argv[0], VERBS)
         known = verbs.choices[argv[0]]._option_string_actions
         for word in argv[1:]:
             if word.startswith("--"):
-                runs.check_name("option", word.split("=")[0], known)
+                check_choice("option", word.split("=")[0], known)
     return parser.parse_args(argv)
 
 

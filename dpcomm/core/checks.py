@@ -174,26 +174,19 @@ def check_choice(name: str, value, allowed) -> str:
 
     name: argument, as the caller spelled it.
     value: must be one of `allowed`.
-    allowed: valid values.
+    allowed: valid values; an error quotes sixteen.
     Returns: the value.
     """
-    if hasattr(value, "ndim") or value not in (allowed := tuple(allowed)):
-        meant = nearest(shown(value).strip("'"), allowed)
-        raise ValueError(
-            f"{name} is {shown(value)}; it must be one of {', '.join(map(str, allowed))}: "
-            + (f"did you mean {meant!r}?" if meant else "pass one of these")
-        )
-    return value
-
-# %% ../../nbs/foundations/checks.ipynb #ca34r011
-def refuse(name: str, value, allowed) -> ValueError:
-    "An error that names the value, the allowed ones and the nearest."
-    allowed = [str(a)[:60] for a in allowed]
-    hint = f"; did you mean {shown(near)}?" if (near := nearest(value, allowed)) else ""
-    some = ", ".join(allowed[:12]) + f", ... ({len(allowed)} in all)" * (
-        len(allowed) > 12
+    allowed = tuple(allowed)
+    if not hasattr(value, "ndim") and value in allowed:
+        return value
+    near = nearest(shown(value).strip("'"), allowed)
+    some = ", ".join(str(a)[:60] for a in allowed[:16])
+    some += f", ... ({len(allowed)} in all)" * (len(allowed) > 16)
+    raise ValueError(
+        f"{name} is {shown(value)}; it must be one of {some}: "
+        + (f"did you mean {shown(near)}?" if near else "pass one of these")
     )
-    return ValueError(f"{name}={shown(value)} is not one of {some}{hint}")
 
 # %% ../../nbs/foundations/checks.ipynb #ex400002
 class NotInstalled(ImportError):

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from ..core.checks import refuse, shown
+from ..core.checks import check_choice, shown
 
 # %% ../../nbs/evidence/paper_tables.ipynb #39e54ba4
 Whole = Annotated[int, Meta(ge=-(2**62), le=2**62)]
@@ -29,106 +29,63 @@ Count = Annotated[int, Meta(ge=0, le=2**62)] | Annotated[float, Meta(ge=0, le=1e
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
-    """One number that a paper prints.
+    "One number that a paper prints."
 
-    key: dotted name, the same in our results, e.g. 'mnist.eps3.rec.acc'.
-    table: claim it belongs to: 'table1', 'text', ...
-    value: as printed.
-    unit: 'percent', 'GiB (printed GB)', ...
-    better: 'higher', 'lower' or 'neither'.
-    where: place in the text.
-    how: 'typed', 'digitised', 'author-code' or 'derived'.
-    kind: 'exact', 'stochastic', 'ordering' or 'shown'.
-    tol: match inside it, near inside twice it; 0 for ordering and shown.
-    tol_why: reason for tol, or why the number is only shown.
-    set_on: day the tolerance was set.
-    checked_by: who or what compared it with the text.
-    also: further tables that print the same number.
-    version: text that prints it: 'both', 'arxiv' or 'iclr'.
-    spread: standard error printed behind +/-.
-    n_runs: seeds behind the value, >= 1.
-    read_err: reading error: off a plot, or printed with ~.
-    above: ordering: key of the larger.
-    below: ordering: key of the smaller.
-    bound: ordering: 'above' or 'below' the value.
-    quotient: two keys whose ratio this is.
-    same_as: key of a number of the same settings: its runs fill both.
-    own: what the paper's own protocol or arithmetic gives.
-    arithmetic: the paper's own numbers that contradict `value` and give `own`.
-    note: what a reader should know.
-    """
-
-    key: str
-    table: str
-    value: Number
-    unit: str
+    key: str  # dotted name, the same in our results, e.g. 'mnist.eps3.rec.acc'
+    table: str  # that it belongs to, as 'table1' or 'text'
+    value: Number  # as printed
+    unit: str  # as 'percent' or 'GiB (printed GB)'
     better: Literal["higher", "lower", "neither"]
-    where: str
+    where: str  # place in the text
     how: Literal["typed", "digitised", "author-code", "derived"]
     kind: Literal["exact", "stochastic", "ordering", "shown"]
-    tol: Count
-    tol_why: str
-    set_on: date
-    checked_by: str
-    also: tuple[str, ...] = ()
-    version: Literal["both", "arxiv", "iclr"] = "both"
-    spread: Count | None = None
-    n_runs: Annotated[int, Meta(ge=1)] | None = None
-    read_err: Count | None = None
-    above: str | None = None
-    below: str | None = None
-    bound: Literal["above", "below"] | None = None
-    quotient: tuple[str, str] | None = None
-    same_as: str | None = None
-    own: Number | None = None
-    arithmetic: str = ""
-    note: str = ""
+    tol: Count  # match inside it, near inside twice it; 0 for ordering and shown
+    tol_why: str  # reason for tol, or why the number is only shown
+    set_on: date  # day the tolerance was set
+    checked_by: str  # who or what compared it with the text
+    also: tuple[str, ...] = ()  # further tables that print the same number
+    version: Literal["both", "arxiv", "iclr"] = "both"  # text that prints it
+    spread: Count | None = None  # standard error printed behind +/-
+    n_runs: Annotated[int, Meta(ge=1)] | None = None  # seeds behind the value, >= 1
+    read_err: Count | None = None  # reading error: off a plot, or printed with ~
+    above: str | None = None  # ordering: key of the larger
+    below: str | None = None  # ordering: key of the smaller
+    bound: Literal["above", "below"] | None = None  # ordering: side of the value
+    quotient: tuple[str, str] | None = None  # two keys whose ratio this is
+    same_as: str | None = (
+        None  # key of a number of the same settings: its runs fill both
+    )
+    own: Number | None = None  # what the paper's own protocol or arithmetic gives
+    arithmetic: str = (
+        ""  # the paper's own numbers that contradict `value` and give `own`
+    )
+    note: str = ""  # what a reader should know
 
 # %% ../../nbs/evidence/paper_tables.ipynb #c56112c7
 class Hyper(Struct, frozen=True, forbid_unknown_fields=True):
-    """One setting of a paper's experiments.
+    "One setting of a paper's experiments."
 
-    task: 'mnist', ...; 'all' for every task.
-    name: dotted name, e.g. 'rec.c.eps3'.
-    value: number, text, or a tuple of numbers or of text.
-    source: 'stated', 'inferred', 'swept' or 'ours'.
-    where: place in the text, or what it was fitted to.
-    version: text that states it: 'both', 'arxiv' or 'iclr'.
-    unit: unit of the value.
-    note: what a reader should know.
-    """
-
-    task: str
-    name: str
+    task: str  # 'mnist', ...; 'all' for every task
+    name: str  # dotted name, e.g. 'rec.c.eps3'
     value: Number | bool | str | tuple[Number | str, ...]
     source: Literal["stated", "inferred", "swept", "ours"]
-    where: str
-    version: Literal["both", "arxiv", "iclr"] = "both"
-    unit: str = ""
-    note: str = ""
+    where: str  # place in the text, or what it was fitted to
+    version: Literal["both", "arxiv", "iclr"] = "both"  # text that states it
+    unit: str = ""  # unit of the value
+    note: str = ""  # what a reader should know
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):
-    """A paper's claim in our words, with the numbers that decide its status.
+    "A paper's claim in our words, with the numbers that decide its status."
 
-    text: a sentence.
-    where: place in the paper.
-    cells: patterns of keys of its numbers, as 'fmnist.*.eps'.
-    erratum: number of the erratum that shows it false or open, as 'D4'.
-    kind: of the erratum: 'false' or 'gap'.
-    number: template of the one number, as a paper's finding.
-    link: page of the site, where no record says which.
-    cannot: why it cannot be tested here.
-    """
-
-    text: str
-    where: str
-    cells: tuple[str, ...] = ()
-    erratum: str = ""
-    kind: Literal["", "false", "gap"] = ""
-    number: str = ""
-    link: str = ""
-    cannot: str = ""
+    text: str  # a sentence
+    where: str  # place in the paper
+    cells: tuple[str, ...] = ()  # patterns of keys of its numbers, as 'fmnist.*.eps'
+    erratum: str = ""  # number of the erratum that shows it false or open, as 'D4'
+    kind: Literal["", "false", "gap"] = ""  # of the erratum
+    number: str = ""  # template of the one number, as a paper's finding
+    link: str = ""  # page of the site, where no record says which
+    cannot: str = ""  # why it cannot be tested here
 
 # %% ../../nbs/evidence/paper_tables.ipynb #2715910e
 class Reason(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,29 +102,22 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
 # %% ../../nbs/evidence/paper_tables.ipynb #94c38104
 class Paper(Struct, frozen=True, forbid_unknown_fields=True):
-    """One paper: where it is from, its numbers, its settings, and why we differ.
+    "One paper: where it is from, its numbers, its settings, and why we differ."
 
-    about: id, title, authors, arxiv, venue, code_url, code_licence, read_on, ...
-    cells: of Cell.
-    titles: table -> what the paper calls it, in the order of the paper.
-    hypers: of Hyper.
-    causes: known reasons of differences, by keys.
-    not_run: why cells have no result of ours, by the beginning of their keys.
-    stand_ins: table -> other data that its numbers were asked of.
-    claims: of Claim.
-    report: scope, easy, hard, questions: words of its report.
-    """
-
-    about: dict[str, Any] = field(name="paper")
-    titles: dict[str, str]
+    about: dict[str, Any] = field(name="paper")  # what About lists, and more
+    titles: dict[
+        str, str
+    ]  # table -> what the paper calls it, in the order of the paper
     cells: tuple[Cell, ...] = field(name="cell", default=())
     grid: tuple[dict[str, Any], ...] = ()
     hypers: tuple[Hyper, ...] = field(name="hyper", default=())
-    causes: tuple[Reason, ...] = field(name="cause", default=())
-    not_run: tuple[Reason, ...] = ()
-    stand_ins: dict[str, str] = field(default_factory=dict)
+    causes: tuple[Reason, ...] = field(name="cause", default=())  # of differences
+    not_run: tuple[Reason, ...] = ()  # why, by the beginnings of cells' keys
+    stand_ins: dict[str, str] = field(
+        default_factory=dict
+    )  # table -> data it was asked of
     claims: tuple[Claim, ...] = field(name="claim", default=())
-    report: Report = Report()
+    report: Report = Report()  # words of its report
 
     @property
     def id(self) -> str:
@@ -311,8 +261,7 @@ def paper(id: str) -> Paper:
     """
     if id in _added:
         return _added[id]
-    if id not in papers():
-        raise refuse("id", id, [*papers(), *_added])
+    check_choice("id", id, [*papers(), *_added])
     return _from_file(assets("papers") / f"{id}.toml")
 
 
@@ -360,8 +309,8 @@ def cells(id: str, table: str = None) -> tuple:
     Returns: tuple of Cell, in the paper's order.
     """
     every = () if id == ACROSS else paper(id).cells
-    if table is not None and table not in tables(id):
-        raise refuse("table", table, tables(id))
+    if table is not None:
+        check_choice("table", table, tables(id))
     return tuple(c for c in every if table in (None, c.table, *c.also))
 
 
@@ -373,9 +322,7 @@ def cell(id: str, key: str) -> Cell:
     Returns: Cell that number.
     """
     by_key = {c.key: c for c in cells(id)}
-    if key not in by_key:
-        raise refuse("key", key, by_key)
-    return by_key[key]
+    return by_key[check_choice("key", key, by_key)]
 
 
 def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper:
@@ -387,16 +334,15 @@ def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper
     version: 'arxiv' or 'iclr'.
     Returns: its value, source and place.
     """
-    if version not in ("arxiv", "iclr"):
-        raise refuse("version", version, ("arxiv", "iclr"))
+    check_choice("version", version, ("arxiv", "iclr"))
     stated = [h for h in paper(id).hypers if h.version in (version, "both")]
     tasks = dict.fromkeys(h.task for h in stated)
-    if task is not None and task not in tasks:
-        raise refuse("task", task, tasks)
+    if task is not None:
+        check_choice("task", task, tasks)
     fits = [h for h in stated if h.task in (task, "all") or task is None]
     same = sorted((h for h in fits if h.name == name), key=lambda h: h.task == "all")
     if not same:
-        raise refuse("name", name, dict.fromkeys(h.name for h in fits))
+        check_choice("name", name, dict.fromkeys(h.name for h in fits))
     if task is None and len(same) > 1:
         raise ValueError(
             f"task is None, but {shown(name)} differs between tasks; choose one of"

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, defstruct
 
-from ..core.checks import check_number, refuse, shown
+from ..core.checks import check_choice, check_number, shown
 from ..core.files import atomic_write, locked
 from . import paper_tables
 from .paper_tables import Count, Number
@@ -63,44 +63,36 @@ class Data(Struct):
 # %% ../../nbs/evidence/records.ipynb #b1d0209b
 @dataclass(frozen=True)
 class Record:
-    """One finished run of one setting and seed.
+    "One finished run of one setting and seed."
 
-    paper: id, as 'dprec'.
-    experiment: as 'dprec_mnist'.
-    scale: smoke, quick or full.
-    key: of the setting, as 'eps3.rec'.
-    seed: root of all its random numbers, >= 0.
-    trained: False where formulas were computed and nothing learnt.
-    config: every setting, plain JSON.
-    final: name -> score at the end; a point, as the best round, is a dict.
-    history: name -> list of at most 60 numbers, all of one length.
-    cells: key of a paper's cell, or 'ours.*' -> [value, unit].
-    guarantee: of the whole run; None where there is no privacy.
-    as_run: relation -> guarantee, where the one above is the paper's.
-    bits: of one message; None where nothing is sent.
-    data: name, partition_hash, content_hash, counts.
-    cost: wall_seconds, cpu_seconds, peak_bytes.
-    origin: commit, dirty, code, engine, dtype, versions, device, machine, date.
-    notes: sentences.
-    """
-
-    paper: str
-    experiment: Name
+    paper: str  # id, as 'dprec'
+    experiment: Name  # as 'dprec_mnist'
     scale: Literal["smoke", "quick", "full"]
-    key: str
-    seed: Annotated[int, Meta(ge=0)]
-    trained: bool
-    config: dict[str, Plain]
-    final: dict[str, Points | dict[str, Points]]
-    history: dict[str, Annotated[list[Score], Meta(max_length=POINTS)]]
-    cells: dict[str, tuple[Number, str]]
-    guarantee: dict[str, Plain] | None
+    key: str  # of the setting, as 'eps3.rec'
+    seed: Annotated[int, Meta(ge=0)]  # root of all its random numbers, >= 0
+    trained: bool  # False where formulas were computed and nothing learnt
+    config: dict[str, Plain]  # every setting, plain JSON
+    final: dict[
+        str, Points | dict[str, Points]
+    ]  # scores at the end; a best round is a dict
+    history: dict[
+        str, Annotated[list[Score], Meta(max_length=POINTS)]
+    ]  # all of one length
+    cells: dict[
+        str, tuple[Number, str]
+    ]  # key of a paper's cell, or 'ours.*' -> [value, unit]
+    guarantee: (
+        dict[str, Plain] | None
+    )  # of the whole run; None where there is no privacy
+    # guarantees of the run, where the one above is the paper's
     as_run: dict[Literal["add-remove", "zero-out", "replace"], dict[str, Plain]]
-    bits: dict[str, Count] | None
-    data: dict[str, Plain]
-    cost: dict[str, Count | None]
-    origin: dict[str, Plain]
-    notes: list[str] = field(default_factory=list)
+    bits: dict[str, Count] | None  # of one message; None where nothing is sent
+    data: dict[str, Plain]  # name, partition_hash, content_hash, counts
+    cost: dict[str, Count | None]  # wall_seconds, cpu_seconds, peak_bytes
+    origin: dict[
+        str, Plain
+    ]  # commit, dirty, code, engine, dtype, versions, device, machine, date
+    notes: list[str] = field(default_factory=list)  # sentences
 
     @property
     def identity(self) -> tuple:
@@ -140,7 +132,7 @@ Curves = defstruct("Curves", [(name, list[kind], []) for name, kind in KINDS.ite
 Sides = defstruct("Sides", [("origin", Made), ("data", Data), ("history", Curves)])
 
 
-def fault(record: Record) -> str:  # '' if nothing
+def check_cells(record: Record) -> None:
     "What a type cannot say: that a name exists, and a cell lies in its unit's range."
     printed, units = (), UNITS.keys()
     if record.paper != paper_tables.ACROSS:
@@ -148,16 +140,17 @@ def fault(record: Record) -> str:  # '' if nothing
         printed, units = {c.key for c in cells}, units | {c.unit for c in cells}
     for key, (value, unit) in record.cells.items():
         bare = unit if unit in UNITS else unit.partition(" ")[2]
-        if key not in printed and not key.startswith("ours."):
-            return str(refuse("cells: key", key, printed))
-        if unit not in units and bare not in units:
-            return str(refuse(f"cells.{key}: unit", unit, units))
+        if not key.startswith("ours."):
+            check_choice("key of a cell", key, printed)
+        if unit not in units:
+            check_choice(f"cells.{key}: unit", bare, units)
         low, high = UNITS.get(bare, (-1e300, 1e300))
         if not low <= value <= high:
-            return f"cells.{key} is {shown(value)}; it must be from {low:g} to {high:g}"
+            raise ValueError(
+                f"cells.{key} is {shown(value)}; it must be from {low:g} to {high:g}"
+            )
     if len({len(column) for column in record.history.values()}) > 1:
-        return "history has columns of several lengths; they must have one"
-    return ""
+        raise ValueError("history has columns of several lengths; they must have one")
 
 # %% ../../nbs/evidence/records.ipynb #06f4c6a0
 def thin(history: list, points: int = POINTS) -> dict:  # name -> list
@@ -189,8 +182,7 @@ def _checked(line):
         if isinstance(end, dict):
             msgspec.convert(end, Ends)
     record = Record(**raw)
-    if wrong := fault(record):
-        raise ValueError(wrong)
+    check_cells(record)
     return record
 
 
@@ -273,8 +265,8 @@ def load(
     """
     if paper != paper_tables.ACROSS:
         paper_tables.paper(paper)  # or it is refused
-    if scale is not None and scale not in SCALES:
-        raise refuse("scale", scale, SCALES)
+    if scale is not None:
+        check_choice("scale", scale, SCALES)
     folder = Path(root or paper_tables.assets("results")) / paper
     pattern = f"{experiment or '*'}.{scale or '*'}.jsonl"
     return tuple(r for path in sorted(folder.glob(pattern)) for r in read(path))

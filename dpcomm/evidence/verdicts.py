@@ -33,26 +33,16 @@ SCORES = {  # name in `final` -> what a table calls it
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean over seeds. [Student 1908]
+    "A mean over seeds. [Student 1908]"
 
-    mean: of the values.
-    se: standard error of the mean; None for one seed.
-    n: seeds.
-    unit: as in the records.
-    df: degrees of freedom behind se.
-    spread_of: experiments whose spread is borrowed; '' where it is our own.
-    level: of the interval.
-    day: of the earliest run behind it; None where it is not kept.
-    """
-
-    mean: float
-    se: float | None
-    n: int
-    unit: str = ""
-    df: float = 0.0
-    spread_of: str = ""
-    level: float = 0.95
-    day: date | None = None
+    mean: float  # of the values
+    se: float | None  # standard error of the mean; None for one seed
+    n: int  # seeds
+    unit: str = ""  # as in the records
+    df: float = 0.0  # degrees of freedom behind se
+    spread_of: str = ""  # experiments whose spread is borrowed; '' where it is our own
+    level: float = 0.95  # of the interval
+    day: date | None = None  # of the earliest run behind it; None where it is not kept
 
     @property
     def low(self) -> float | None:
@@ -367,16 +357,11 @@ def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
 # %% ../../nbs/evidence/verdicts.ipynb #033dccaa
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Records and spreads of one paper.
+    "Records and spreads of one paper."
 
-    ours: key -> Ours, of scale full.
-    smaller: of Record, of scale quick and smoke.
-    spreads: of SeedVariance, of the paper's numbers with several seeds.
-    """
-
-    ours: dict
-    smaller: tuple
-    spreads: tuple
+    ours: dict  # key -> Ours, of scale full
+    smaller: tuple  # of Record, of scale quick and smoke
+    spreads: tuple  # of SeedVariance, of the paper's numbers with several seeds
 
     @cache
     def summary(self, cell: paper_tables.Cell) -> Summary | None:

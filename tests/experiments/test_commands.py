@@ -63,13 +63,13 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("flower new {out}/numpy", "is a word of Python or an installed package"),
         ("run dprec-mnist --out nbs/here", "nbs/"),
         ("run dprec-mnist --device cuda:99", "torch finds"),
-        ("run dprec-mnist -p only=typo", "only='typo' is not one of"),
-        ("run dprec-mnist -p onyl=rec", "setting='onyl' is not one of"),
+        ("run dprec-mnist -p only=typo", "only is 'typo'; it must be one of"),
+        ("run dprec-mnist -p onyl=rec", "setting is 'onyl'; it must be one of"),
         ("run dprec-mnist -p lr=0.1,fast", "lr"),
         ("run dprec-mnist -p rounds=10,20", "the privacy guarantee depends on it"),
         ("merge nowhere", "has no records"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
-        ("report dprec-mnist", "is not one of"),
+        ("report dprec-mnist", "it must be one of"),
     ],
 )
 def test_a_slip_costs_a_sentence_and_exit_code_two(

@@ -26,7 +26,7 @@ from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import dpcomm
-from ...core.checks import check_between, needs, refuse, shown
+from ...core.checks import check_between, check_choice, needs, shown
 from ...core.files import atomic_write, locked, unwritable
 from ...evidence import paper_tables, records
 from ...evidence.records import SCALES, Record
@@ -53,12 +53,6 @@ def checkout() -> Path | None:  # folder that holds nbs/ and dpcomm/
     return root if (root / "nbs" / "experiments").is_dir() else None
 
 
-def check_name(what: str, value: str, known) -> str:  # the value
-    if value not in known:
-        raise refuse(what, value, known)
-    return value
-
-
 def paper_of(name: str) -> str:  # that an experiment repeats, or 'across'
     paper = name.partition("-")[0]
     return paper if paper in paper_tables.papers() else paper_tables.ACROSS
@@ -68,7 +62,7 @@ def notebook(name: str) -> Path:
     "The notebook of an experiment, or somebody's own, by its file."
     if not str(name).endswith(".ipynb"):
         known = experiments()
-        return known[check_name("experiment", name.replace("_", "-"), known)]
+        return known[check_choice("experiment", name.replace("_", "-"), known)]
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise FileNotFoundError(f"{shown(name)} does not exist: give a notebook's file")
@@ -108,16 +102,12 @@ def experiments() -> dict:
 # %% ../../../nbs/run/runs.ipynb #380eb869
 @dataclass(frozen=True)
 class Experiment:
-    """A notebook's claim, as far as a program needs it.
+    "A notebook's claim, as far as a program needs it."
 
-    name: as 'dprec-mnist'.
-    module: with settings and grid, and run_one where it is not that of all lines.
-    paper: id of the paper that it repeats, or 'across'.
-    """
-
-    name: str
+    name: str  # as 'dprec-mnist'
+    # with settings and grid, and run_one where it is not that of all lines
     module: ModuleType | SimpleNamespace = field(hash=False)
-    paper: str = paper_tables.ACROSS
+    paper: str = paper_tables.ACROSS  # that it repeats
 
     @property
     def stem(self) -> str:
@@ -141,7 +131,7 @@ class Experiment:
         scale: smoke, quick or full.
         Returns: tuple of Line, in the order in which they are best run.
         """
-        grid = tuple(self.module.grid(check_name("scale", scale, SCALES)))
+        grid = tuple(self.module.grid(check_choice("scale", scale, SCALES)))
         names = Counter(("key", run.key) for run in grid)
         names.update(("cell", cell) for run in grid for cell in run.fills)
         if twice := [" ".join(name) for name, times in names.items() if times > 1]:
@@ -209,7 +199,7 @@ def recorded_runs(experiment: Experiment, scale: str, *roots) -> dict:
 
 def find_run(experiment: Experiment, scale: str, key: str) -> Line:
     grid = {run.key: run for run in experiment.grid(scale)}
-    return grid[check_name("run", key, grid)]
+    return grid[check_choice("run", key, grid)]
 
 
 def source_run(need: str, experiment: Experiment, seed: int) -> tuple:
@@ -387,7 +377,7 @@ def device(name: str = "auto", gpu: bool = True) -> str:
     Returns: cpu, cuda or cuda:<index>.
     """
     kind, _, index = name.partition(":")
-    check_name("device", kind, ("auto", "cpu", "cuda"))
+    check_choice("device", kind, ("auto", "cpu", "cuda"))
     if name == "cpu" or (name == "auto" and not gpu):
         return "cpu"
     if not gpu:
@@ -443,7 +433,7 @@ def select(experiment: Experiment, scale: str, seeds=None, only: str = "all") ->
     grid = experiment.grid(scale)
     runs = [run for run in grid if only == "all" or run.key.startswith(only)]
     if not runs:
-        raise refuse(f"{experiment.name}, only", only, [run.key for run in grid])
+        check_choice(f"{experiment.name}, only", only, [run.key for run in grid])
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
     return [
@@ -535,49 +525,29 @@ def read_changes(pairs: dict) -> list:
                 f"change of {name}: the privacy guarantee depends on it, so it cannot"
                 f" be changed alone; choose one of {', '.join(allowed)}"
             )
-        check_name("setting", name, allowed)
+        check_choice("setting", name, allowed)
         for value in tried:
             Config(**{name: value})  # its own checks
     return [dict(zip(values, each)) for each in product(*values.values())]
 
 
-def in_words(record: Record | None) -> str:
+def in_words(record: Record) -> str:
     "The score of a run, or why it has none."
     from dpcomm.evidence.verdicts import SCORES, score_of
 
-    if record is None:
-        return "not recorded"
     label, s = score_of([record])
     return f"{SCORES[label]}: {s.mean:.4g}" if s else "; ".join(record.notes) or "done"
 
 
-def _tried(changed, change):
-    "(setting -> value, its records and their keys without it), of `run_grid`'s result."
-    tried = read_changes(change)
-    n = len(changed) // len(tried)
-    for i, each in enumerate(tried):
-        start, mine = f"change.{_in_words(each)}.", changed[i * n : (i + 1) * n]
-        yield each, [(r, r.key.removeprefix(start)) for r in mine]
-
-
-def change_table(name: str, changed: list, change: dict, root=None):
-    "Scores with other settings beside those that are recorded, a column a change."
-    from dpcomm.evidence.verdicts import Table
+def change_table(name: str, changed: list, root=None):
+    "Runs with other settings below what is recorded of the same runs, a row a setting."
+    from dpcomm.evidence.verdicts import runs_table
 
     experiment, scale = find(name), changed[0].scale
-    have, tried = (
-        recorded_runs(experiment, scale, None, root),
-        [*_tried(changed, change)],
-    )
-    rows = [
-        (key, str(first.seed), in_words(have.get((key, first.seed))))
-        for first, key in tried[0][1]
-    ]
-    for _, mine in tried:
-        rows = [(*row, in_words(record)) for row, (record, _) in zip(rows, mine)]
-    header = "run", "seed", "as recorded", *(_in_words(each) for each, _ in tried)
+    have = recorded_runs(experiment, scale, None, root).values()
+    same = [r for r in have if any(c.key.endswith(f".{r.key}") for c in changed)]
     title = f"{experiment.name}, scale {scale}, changed on trial: earns no verdict"
-    return Table(header, tuple(rows), title)
+    return runs_table([*same, *changed], title)
 
 
 def change_figure(changed: list, change: dict):
@@ -585,16 +555,15 @@ def change_figure(changed: list, change: dict):
     from dpcomm.evidence import figures
     from dpcomm.evidence.verdicts import SCORES, score_of
 
-    name, *others = (k for k, value in change.items() if isinstance(value, tuple))
+    name = next(k for k, value in change.items() if isinstance(value, tuple))
     points, mechs, label = {}, {}, "score"
-    for each, mine in _tried(changed, change):
-        beside = _in_words({k: each[k] for k in others})
-        for record, key in mine:
-            score, s = score_of([record])
-            if s:
-                label, line = SCORES[score], f"{key} {beside}".strip()
-                mechs[line] = figures.mechanism_of(record)
-                points.setdefault(line, {}).setdefault(each[name], []).append(s.mean)
+    for record in changed:
+        score, s = score_of([record])
+        if s:
+            value = record.config[name]
+            label, line = SCORES[score], record.key.replace(f"{name}={value}", name)
+            mechs[line] = figures.mechanism_of(record)
+            points.setdefault(line, {}).setdefault(value, []).append(s.mean)
     lines = []
     for line, at in points.items():
         ys = [*zip(*at.values())]  # a row a seed
@@ -635,7 +604,7 @@ def defaults(path) -> dict:
 def check_parameters(known: dict, values: dict) -> dict:  # the values
     "Refuse a parameter that a notebook does not have, or that has another type there."
     for key, value in values.items():
-        default = known[check_name("parameter", key, known)]
+        default = known[check_choice("parameter", key, known)]
         kind = type(default)
         whole = kind is float and type(value) is int
         if kind not in (type(None), type(value)) and not whole:
