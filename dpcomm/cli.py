@@ -399,7 +399,8 @@ def merge(args) -> None:
         )
     root = paper_tables.assets("results")
     paths = sorted(Path(args.out).glob("*/*.jsonl"))
-    files = [records.read(path) for path in paths if ".smoke." not in path.name]
+    paths = (path for path in paths if ".smoke." not in path.name)
+    files = [[*map(records.published, records.read(path))] for path in paths]
     if not any(files):
         raise ValueError(
             f"{args.out} has no records of scale quick or full: run a sweep first"

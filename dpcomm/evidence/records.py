@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -164,6 +164,17 @@ def thin(history: list, points: int = POINTS) -> dict:  # name -> list
         k: [float(f"{v:.6g}") if isinstance(v, float) else v for v in column]
         for k, column in columns.items()
     }
+
+# %% ../../nbs/evidence/records.ipynb #drawn001
+# columns of a history that pages draw, of an experiment with hundreds of records
+DRAWN = {"fltop_medical": ("round", "balanced_accuracy")}
+
+
+def published(record: Record) -> Record:
+    "A record as the package keeps it: of its history what a page draws."
+    drawn = DRAWN.get(record.experiment, record.history)
+    history = {name: record.history[name] for name in record.history if name in drawn}
+    return replace(record, history=history)
 
 # %% ../../nbs/evidence/records.ipynb #55917e93
 def _checked(line):

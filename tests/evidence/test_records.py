@@ -10,7 +10,7 @@ import random
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -447,6 +447,14 @@ def test_a_thinned_history_is_short_evenly_spaced_and_keeps_its_ends(n, points):
         steps = [b - a for a, b in itertools.pairwise(at)]
         assert at[0] == 0 and max(steps) - min(steps) <= 1
     assert short["x"] == [float(f"{i / 3:.6g}") for i in at]
+
+
+def test_what_is_published_keeps_the_columns_that_a_page_draws():
+    columns = dict(round=[5, 10], balanced_accuracy=[50.0, 60.0], loss=[1.0, 0.5])
+    many = record(experiment="fltop_medical", history=columns)
+    short = {name: columns[name] for name in ("round", "balanced_accuracy")}
+    assert records.published(many) == replace(many, history=short)
+    assert records.published(record()) == record()
 
 
 # ---- where a record comes from

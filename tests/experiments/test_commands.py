@@ -151,7 +151,8 @@ def test_settings_are_tried_outside_every_verdict(
 
     def run_grid(name, change, **how):
         given.append(change)
-        return [quick(0, 1.0)] * (2 if "," in words else 1)
+        tried = words.split("=")[1].split(",")
+        return [dataclasses.replace(quick(0, 1.0), config={"server": v}) for v in tried]
 
     monkeypatch.setattr(runs, "run_grid", run_grid)
     (tmp_path / "changes").mkdir()
