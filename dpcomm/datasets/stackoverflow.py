@@ -8,6 +8,7 @@ __all__ = ['SyntheticPosts', 'LazyFederation', 'federation', 'read_counts', 'Fil
 # %% ../../nbs/datasets/stackoverflow.ipynb #ae9151c3
 import hashlib
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -57,28 +58,18 @@ LONGEST, TAGS = 32, 5  # words and tags a post has at most
 # %% ../../nbs/datasets/stackoverflow.ipynb #175c60x1
 @dataclass(frozen=True)
 class SyntheticPosts:
-    """Synthetic posts; client i depends on (seed, i) and the fields alone. [dprec Table 2]
-
-    seed: root of all streams.
-    n_words: size of the vocabulary, >= 2 n_topics.
-    n_tags: > TAGS.
-    n_topics: >= 2.
-    mean: posts a client.
-    most: posts of the largest client that can be.
-    topical: share of a topical word drawn through its topic, in (0, 1).
-    focus: concentration of a client's topics, > 0; small: few topics.
-    """
+    "Synthetic posts; client i depends on (seed, i) and the fields alone. [dprec Table 2]"
 
     n_clients: int = 342_477
-    seed: int = 0
-    n_words: int = 10_000
-    n_tags: int = 500
-    n_topics: int = 50
-    mean: float = 396.58
+    seed: int = 0  # root of all streams
+    n_words: int = 10_000  # size of the vocabulary, >= 2 n_topics
+    n_tags: int = 500  # > TAGS
+    n_topics: int = 50  # >= 2
+    mean: float = 396.58  # posts a client
     std: float = 1278.94
-    most: int = 200_000
-    topical: float = 0.8
-    focus: float = 2.0
+    most: int = 200_000  # posts of the largest client that can be
+    topical: float = 0.8  # share of a topical word drawn through its topic, in (0, 1)
+    focus: float = 2.0  # concentration of a client's topics, > 0; small: few topics
     name = "made stackoverflow"
 
     @cached_property
@@ -309,42 +300,31 @@ class Files:
     seed: int = 0  # of the order in which test clients give their posts
     name = "stackoverflow (tff)"
 
-    def _open(self, split):
+    @contextmanager
+    def _examples(self, split):
         with needs("run"):
             import h5py
 
-        return h5py.File(self.folder / f"stackoverflow_{split}.h5", "r")
+        with h5py.File(self.folder / f"stackoverflow_{split}.h5", "r") as file:
+            yield file["examples"]
 
     @cached_property
     def names(self) -> list:
         "Names of the training clients, in order."
-        with self._open("train") as file:
-            return list(file["examples"])
+        with self._examples("train") as examples:
+            return list(examples)
 
     @property
     def n_clients(self) -> int:
         "Number of training clients."
         return len(self.names)
 
-    def read(self, split: str, clients) -> list:
-        """Posts of clients.
+    def read(self, split: str, clients, most: float = np.inf) -> tuple:
+        """Numbers of words and tags inside the vocabularies. [TFF, stackoverflow]
 
         split: train or test.
         clients: names.
-        Returns: a list of (tokens, title, tags), bytes, for each client.
-        """
-        fields = "tokens", "title", "tags"
-        with self._open(split) as file:
-            users = [file["examples"][client] for client in clients]
-            return [
-                list(zip(*(user[name][()].tolist() for name in fields), strict=True))
-                for user in users
-            ]
-
-    def encode(self, read: list) -> tuple:
-        """Numbers of words and tags inside the vocabularies. [TFF, stackoverflow]
-
-        read: as `read` returns it.
+        most: posts after which no further client is read.
         Returns: words and tags (n, width), -1 where there is none; posts of each client.
         """
 
@@ -352,32 +332,36 @@ class Files:
             words = text.decode("utf-8", "replace").split(by)
             return [vocabulary[word] for word in words if word in vocabulary]
 
-        words, tags = [], []
-        for tokens, title, listed in (post for posts in read for post in posts):
-            words.append(numbers(self.words, tokens + b" " + title, None))
-            tags.append(sorted(set(numbers(self.tags, listed, "|"))))
-        sizes = np.array([len(posts) for posts in read], np.int64)
-        return _padded(words), _padded(tags), sizes
+        words, tags, sizes, names = [], [], [], ("tokens", "title", "tags")
+        with self._examples(split) as examples:
+            for client in clients:
+                if len(words) >= most:
+                    break
+                columns = [examples[client][name][()].tolist() for name in names]
+                sizes.append(len(columns[0]))
+                for tokens, title, listed in zip(*columns, strict=True):
+                    words.append(numbers(self.words, tokens + b" " + title, None))
+                    tags.append(sorted({*numbers(self.tags, listed, "|")}))
+        return _padded(words), _padded(tags), np.array(sizes, np.int64)
 
     def sizes(self, clients=None) -> np.ndarray:
         "(n,) posts of clients, by their numbers; None: all, which reads the file."
         chosen = self.names if clients is None else [self.names[i] for i in clients]
-        return np.array([len(posts) for posts in self.read("train", chosen)], np.int64)
+        with self._examples("train") as examples:
+            return np.array([len(examples[c]["tokens"]) for c in chosen], np.int64)
 
     def posts(self, clients) -> tuple:
         "Words, tags and posts of each of some clients."
-        return self.encode(self.read("train", [self.names[i] for i in clients]))
+        return self.read("train", [self.names[i] for i in clients])
 
     def evaluation_posts(self, n: int) -> tuple:
         "Words and tags of the first n posts of shuffled test clients. [dprec App. C.1]"
-        with self._open("test") as file:
-            names, flat = list(file["examples"]), []
-        for i in seed_tree(self.seed, "held-out").permutation(len(names)):
-            if len(flat) >= n:
-                break
-            flat += self.read("test", [names[i]])[0]
-        check_between("n", n, 1, len(flat))
-        return self.encode([flat[:n]])[:2]
+        with self._examples("test") as examples:
+            names = list(examples)
+        order = seed_tree(self.seed, "held-out").permutation(len(names))
+        words, tags, _ = self.read("test", [names[i] for i in order], n)
+        check_between("n", n, 1, len(words))
+        return words[:n], tags[:n]
 
     @property
     def fingerprint(self) -> str:

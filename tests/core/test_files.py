@@ -16,7 +16,6 @@ from checkout import python
 from tables import tabled
 
 from dpcomm.core import files
-from dpcomm.experiments.run import runs
 
 CONTENT = bytes(range(256)) * 3
 
@@ -149,11 +148,3 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(step, tmp_path, monkey
     with pytest.raises(OSError, match=says):
         files.atomic_write(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.pt"]
-
-
-def test_out_that_is_a_file_is_a_sentence(tmp_path):
-    blocked = tmp_path / "runs"
-    blocked.write_text("not a folder")
-    for out in (blocked, blocked / "deeper"):
-        with pytest.raises(OSError, match="cannot be written .*choose another folder"):
-            runs.ready(runs.output_folder(out))

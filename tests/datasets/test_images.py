@@ -14,6 +14,7 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
+from dpcomm.datasets.catalogue import CATALOGUE
 
 SHAPES = dict.fromkeys(images.COUNTS, (1, 28, 28)) | {"cifar10": (3, 32, 32)}
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -82,6 +83,11 @@ def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("DPCOMM_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert images.data_root() == tmp_path / "cache" / "dpcomm"
+
+
+def test_what_is_said_to_be_fetched_can_be():
+    fetched = {name for name, *_, source in CATALOGUE if source == "fetched"}
+    assert fetched <= {*images.names()}
 
 
 # ---- partitions

@@ -411,17 +411,6 @@ def test_a_union_holds_every_record_once_or_refuses_whatever_the_order():
 # ---- one a seed
 
 
-def test_a_seed_counts_once_and_no_clock_decides_which(tmp_path):
-    date = "1970-01-01T00:00:00+00:00"
-    first, other = record(0, accuracy=88.2), record(1, accuracy=50.0)
-    late = record(0, accuracy=99.9, origin=dict(date=date, code="1" * 12))
-    path = records.append(tmp_path, first, other)
-    records.append(tmp_path, late)
-    found = records.read(path)
-    assert found == (first, other, late), "in the order in which they came"
-    assert records.current(found) == {first.identity: first, other.identity: other}
-
-
 def test_repeats_name_the_record_that_counts_and_what_differs():
     first = record(origin={"date": "2026-03-01T00:00:00+00:00"})
     equal = record(origin={"machine": "there"})

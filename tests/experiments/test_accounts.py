@@ -141,7 +141,7 @@ def small(spec, **fields):
     made = dict(net="linear", noted={"model": "linear"}, spec=spec)
     made |= dict(clients=lambda seed: accounts.mnist_clients("digits", 20))
     made |= dict(changes=dict(rounds=4, cohort=5, eval_every=2))
-    cells = "ours.a.acc", "ours.a.comm", "ours.order"
+    cells = "ours.a.acc", "ours.a.comm", "ours.a.loss", "ours.order"
     return Line("a", "a", "smoke", cells, **made | fields)
 
 
@@ -177,6 +177,7 @@ def test_a_line_says_what_a_record_holds():
     traffic = (final["uplink_bits"] + final["downlink_bits"]) / 2**33
     accuracy = [final["accuracy"], "percent"]
     cells = {"ours.a.acc": accuracy, "ours.a.comm": [traffic, "GiB"]}
+    cells |= {"ours.a.loss": [final["loss"], "nats"]}
     assert outcome["cells"] == cells
     assert outcome["bits"].payload == 32 * config["d"] == 32 * 7850
     assert config["model"] == "linear" and config["rounds"] == 4

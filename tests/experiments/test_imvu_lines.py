@@ -134,23 +134,6 @@ def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
     assert lines.run_one(line, 0, inputs) == dict(cells=cells, data={"name": "x"})
 
 
-def test_a_setting_is_trained_and_goes_on_where_it_stopped(tmp_path):
-    key = list(SAMPLES.points)[1]
-    how = partial(femnist.train, s=SAMPLES, point=SAMPLES.points[key])
-    made = dict(compute=how, changes=SAMPLES.changes(1.0))
-    line = lines.Line(key, key, "smoke", ("ours.acc",), **made)
-    how = dict(resume=True, progress=False)
-    whole = lines.run_one(line, 0, checkpoint=tmp_path / "a.pt", **how)
-    place = dict(checkpoint=tmp_path / "b.pt", **how)
-    assert line.compute(line, 0, None, place | dict(max_seconds=0.0)) is None
-    pieces = lines.run_one(line, 0, **place)
-    for name in ("final", "history", "cells", "bits", "config", "data"):
-        assert whole[name] == pieces[name], name
-    assert whole["config"]["model"] == "linear" and whole["config"]["most"] >= 1
-    assert whole["final"]["eps"] == whole["guarantee"].eps > 0
-    assert whole["cells"] == {"ours.acc": [whole["final"]["accuracy"], "percent"]}
-
-
 def test_more_bits_of_one_law_are_compared_with_one():
     how = partial(femnist.more_bits, s=SAMPLES, data="digits")
     final = lines.run_one(lines.Line("a", "a", "smoke", compute=how), 0)["final"]

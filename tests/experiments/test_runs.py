@@ -5,15 +5,15 @@ import re
 import subprocess
 import sys
 import types
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from made_up import made_up
 from tables import tabled
 
+from dpcomm.datasets import catalogue
 from dpcomm.evidence import figures, paper_tables, records
-from dpcomm.experiments import lines
 from dpcomm.experiments.lines import Line, difference
 from dpcomm.experiments.run import runs, sweep
 
@@ -166,7 +166,7 @@ def test_a_run_that_another_process_plays_is_left_to_it(made, tmp_path):
         assert made.execute("rec", 0, tmp_path), "a killed process holds nothing"
 
 
-def test_a_divergence_is_recorded_once_with_a_note(made, tmp_path):
+def test_a_divergence_is_recorded_once_and_said_of_what_needs_it(made, tmp_path):
     def diverges(run, seed, **how):
         raise FloatingPointError("loss is nan in round 3")
 
@@ -176,6 +176,9 @@ def test_a_divergence_is_recorded_once_with_a_note(made, tmp_path):
     assert record.final == record.cells == record.history == {}
     assert made.execute("rec", 0, tmp_path) == record
     assert made.played == [("rec", 0)] and len(stored(tmp_path)) == 1
+    made.execute("fedavg", 0, tmp_path)
+    gap = made.execute("gap", 0, tmp_path)
+    assert gap.cells == {} and gap.notes[0].startswith("computed from rec, which div")
 
 
 def test_what_is_computed_waits_for_its_inputs_of_the_same_seed(made, tmp_path):
@@ -215,17 +218,6 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
     assert record.cells == {"ours.far": [71.0 + 70.0 + 81.0, "x"]}
 
 
-def test_what_is_computed_from_a_diverged_run_says_so(made, tmp_path):
-    def diverges(run, seed, **how):
-        raise FloatingPointError("loss is nan")
-
-    made.does["rec"] = diverges
-    made.execute("fedavg", 0, tmp_path)
-    made.execute("rec", 0, tmp_path)
-    record = made.execute("gap", 0, tmp_path)
-    assert record.cells == {} and "diverged" in record.notes[0]
-
-
 def test_a_cell_that_was_not_planned_is_refused(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: dict(cells={FED: [1.0, "percent"]})
     with pytest.raises(ValueError, match=f"its grid does not list {FED}"):
@@ -241,41 +233,6 @@ def test_cells_below_full_scale_are_ours(made, tmp_path):
     ):
         assert [*made.execute("rec", 0, tmp_path, scale).cells] == [cell]
         assert [*made.execute("sizes", 0, tmp_path, scale).cells] == ["ours.sizes"]
-
-
-def training(finished=True):
-    "A federated run as `from_training` takes it."
-    made = types.SimpleNamespace
-    mechanism = made(bits=lambda d: {"total": 8 * d})
-    data = made(name="digits", content_hash="ab", y=[*range(7)], y_test=[*range(3)])
-    sizes = np.array([3, 4])
-    federation = made(data=data, partition_hash="cd", parts=[0, 1], sizes=sizes)
-    task = made(config=Config(4), mechanism=mechanism, federation=federation)
-    ledger = made(uplink_bits=2**33, downlink_bits=2**34)
-    scores = [dict(round=4, accuracy=50.0, loss=0.5)]
-    clocks = dict(seconds=1.5, cpu_seconds=1.25)
-    run = made(finished=finished, history=scores, w=[0.0] * 5, ledger=ledger, **clocks)
-    return task, run
-
-
-@dataclass(frozen=True)
-class Config:
-    rounds: int
-
-
-def test_a_training_fills_cells_with_its_last_scores_and_its_traffic():
-    cells = {"a": "accuracy", "b": "traffic", "c": "loss"}
-    promise = lambda rounds: {"eps": rounds}  # noqa: E731
-    found = lines.from_training(*training(), cells, promise, net="cnn")
-    filled = {"a": [50.0, "percent"], "b": [3.0, "GiB"], "c": [0.5, "nats"]}
-    assert found["cells"] == filled
-    assert found["guarantee"] == {"eps": 4} and found["bits"] == {"total": 40}
-    assert (found["config"]["d"], found["config"]["net"]) == (5, "cnn")
-    assert found["data"]["n_clients"] == 2 and found["data"]["n_test"] == 3
-    assert (found["wall_seconds"], found["cpu_seconds"]) == (1.5, 1.25)
-    assert found["final"] == found["history"][-1] and found["as_run"] == {}
-    assert lines.from_training(*training(), cells)["guarantee"] is None
-    assert lines.from_training(*training(finished=False), cells) is None
 
 
 # ---- choosing
@@ -481,8 +438,9 @@ def test_grids_name_cells_of_their_paper_and_runs_that_are_planned(name, scale):
     experiment = runs.find(name)
     grid = experiment.grid(scale)
     known = {c.key for c in paper_tables.cells(experiment.paper)}
+    sets = {name for name, *_ in catalogue.CATALOGUE} if scale != "smoke" else set()
     for run in grid:
-        assert run.scale == scale
+        assert run.scale == scale and set(run.data) <= sets, "smoke needs no download"
         wrong = [c for c in run.fills if c not in known and not c.startswith("ours.")]
         assert wrong == [], run.key
         assert run.seeds and len(set(run.seeds)) == len(run.seeds)
@@ -509,12 +467,6 @@ def test_the_status_of_an_experiment_is_counted_from_its_records(name):
         mine = [spent(r) for (key, _), r in have.items() if key == run.key]
         if sum(mine) and (run.minutes or not run.needs):
             assert row[4] == f"{sum(mine) / len(mine) / 60:,.1f} (measured)"
-
-
-@tabled("name", DONE)
-def test_the_smoke_scale_of_an_experiment_needs_no_download(name):
-    grid = runs.find(name).grid("smoke")
-    assert {d for run in grid for d in run.data} == set()
 
 
 # ---- learning curves

@@ -106,18 +106,3 @@ def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
     named = dict(zip(claim.needs, (inputs["b"], inputs["a"])))
     value = lines.run_one(claim, 0, named)["cells"]
     assert value == {claim.fills[0]: [2.5, "percentage points"]}
-
-
-def test_a_curve_goes_on_where_it_stopped_with_its_residuals(tmp_path):
-    line = next(r for r in mnist.grid("smoke") if r.key == "sqsgd.eps400")
-    line = dataclasses.replace(
-        line, changes=line.changes | dict(rounds=4, eval_every=2)
-    )
-    how = dict(resume=True, progress=False)
-    whole = lines.run_one(line, 0, checkpoint=tmp_path / "a.pt", **how)
-    place = dict(checkpoint=tmp_path / "b.pt", **how)
-    assert lines.run_one(line, 0, max_seconds=0.0, save_every=0.0, **place) is None
-    pieces = lines.run_one(line, 0, **place)
-    assert whole["final"] == pieces["final"] and whole["final"]["gathered"] > 0
-    cell = {line.fills[0]: [whole["final"]["accuracy"], "percent"]}
-    assert whole["cells"] == cell and whole["guarantee"].eps == 4 * 400
