@@ -14,9 +14,7 @@ import json
 import keyword
 import os
 import shlex
-import shutil
 import sys
-import tempfile
 import textwrap
 import time
 from contextlib import contextmanager
@@ -405,26 +403,25 @@ def merge(args) -> None:
         raise ValueError(
             f"{args.out} has no records of scale quick or full: run a sweep first"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(shutil.copytree(root, Path(folder) / "results"))
-        new = [r for each in filter(None, files) for r in _added(copy, each)]
-        changed = []
-        for paper in sorted({r.paper for r in new} - {paper_tables.ACROSS}):
-            evidence = (verdicts.evidence(paper, place) for place in (root, copy))
-            changed += verdicts.changes(paper, *evidence)
+    new = [record for each in filter(None, files) for record in _added(root, each)]
+    changed = []
+    for paper in sorted({r.paper for r in new} - {paper_tables.ACROSS}):
+        there = records.load(paper)
+        both = [*there, *(r for r in new if r.paper == paper)]
+        changed += verdicts.changes(paper, *map(verdicts.evidence_of, (there, both)))
     _ask(changed, args.yes)
     for each in filter(None, files):
         records.append(root, *each)
     print(f"{len(new)} new records")
 
 
-def _added(copy, added):
-    "Add records of one file; those that were new. Who repeats another is named."
+def _added(root, added):
+    "Records of one file that are new here. Who repeats another is named."
     from dpcomm.evidence import records
 
-    path = records.path_of(copy, added[0])
+    path = records.path_of(root, added[0])
     before = records.read(path) if path.exists() else ()
-    after = records.read(records.append(copy, *added))
+    after = records.union(path.name, (*before, *added))
     for stands, other, why in records.repeats(after):
         if why and other not in before:
             code = "" if stands.code != "not recorded" else "; its code is not recorded"

@@ -43,15 +43,6 @@ def test_band_is_the_95_percent_interval():
     )
 
 
-def test_style_restores_and_is_white():
-    before = dict(plt.rcParams)
-    with pytest.raises(RuntimeError), figures.style():
-        figure, _ = plt.subplots()
-        assert figure.get_facecolor() == (1, 1, 1, 1) and figure.dpi == 110
-        raise RuntimeError
-    assert dict(plt.rcParams) == before
-
-
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
     "A made-up record of a curve."
     history = dict(round=rounds, accuracy=accuracy)

@@ -96,21 +96,6 @@ def test_equal_local_guarantees_are_equal():
         assert there(sigma) <= eps < there(sigma - 2e-4)
 
 
-@pytest.mark.slow
-def test_tighter_accountants_need_less_noise_for_the_same_budget(eps=3):
-    n, cohort, rounds, delta = 539, 100, 300, accounts.delta_of(539)
-    sigma = accounts.calibrated_sigma(eps, n, cohort, rounds, tight=True)
-
-    def at(x):
-        run = dict(sampling="poisson", accountant="pld")
-        return accounting.gaussian_guarantee(x, delta, cohort / n, rounds, **run).eps
-
-    assert at(sigma) <= eps < at(sigma - 3e-4)
-    assert sigma < accounts.calibrated_sigma(eps, n, cohort, rounds)
-    c = accounts.calibrated_c(eps, n, cohort, rounds, 8, "exact-balle")
-    assert c > accounts.calibrated_c(eps, n, cohort, rounds, 8)
-
-
 def test_a_message_has_a_group_a_tensor_or_eight():
     net = models.build("cnn62", seed_tree(0))
     assert tensor_groups(net) == tuple(groups(net).values())

@@ -62,12 +62,10 @@ def protocol(task: str, method: str, rounds: int = None, indices: int = None) ->
     )
 
 
-DENSE = [f"{task}.fedavg" for task in TASKS]
-DENSE += [f"{t}.{m}" for t in ("femnist", "solr") for m in ("ddg16", "ddg12")]
-DENSE += ["femnist.only.fedavg"]
 EVERY = [f"{task}.{m}" for task in TASKS for m in ("fedavg", "rec")]
 EVERY += [f"{t}.{m}" for t in ("femnist", "solr") for m in ("ddg16", "ddg12")]
 EVERY += [f"femnist.only.{m}" for m in ("fedavg", "rec64")]
+DENSE = [name for name in EVERY if not name.endswith(("rec", "rec64"))]
 EVERY += [f"femnist.local.{m}" for m in ("fedavg", "rec")]
 
 
