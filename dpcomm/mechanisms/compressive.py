@@ -9,7 +9,6 @@ __all__ = ['Compressive']
 import functools
 import math
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +16,10 @@ import torch
 from scipy import fft
 from torch import Tensor
 
-from ..core.checks import check_between, check_size, shown
+from ..core.checks import check_between, check_size
 from ..core.random import seed_tree
 from ..core.vectors import check_finite, check_rows
-from ..core.wire import Bits, header_bits
+from . import topk
 from .contract import IntRange, register
 from .noisy_sums import AUDITED, LinearSketch
 
@@ -75,18 +74,6 @@ def chunk_length(d: int, chunks: int) -> int:
 KEPT = ("random", "low")  # public choices of coefficients
 
 
-def _kept_size(fraction, d):
-    "K = floor(r d), exactly, at least 1."
-    size = int(Fraction(str(float(fraction))) * d)
-    if size < 1:
-        raise ValueError(
-            f"fraction is {shown(fraction)}, which keeps none of the d = {d}"
-            f" coefficients; r d must be at least 1: use a fraction of {1 / d:.2g} or"
-            " more"
-        )
-    return size
-
-
 @functools.lru_cache(maxsize=16)
 def plan(
     d: int,
@@ -98,7 +85,7 @@ def plan(
 ) -> Plan:
     "Choose K = floor(r d) coefficients, evenly over P chunks. [Kerkouche et al. 2020]"
     check_between("chunks", chunks, 1, check_size("d", d))
-    size = _kept_size(fraction, d)
+    size = topk.size(fraction, d)
     length, rng = chunk_length(d, chunks), seed_tree(seed, "kept", d, t)
     edges = np.append(np.arange(0, d, length), d)
     counts = np.diff([int(e) * size // d for e in edges])
@@ -217,10 +204,9 @@ class Compressive(LinearSketch):
         """
         return plan(d, self.fraction, self.chunks, self.seed, self.kept, self.round)
 
-    def bits(self, d):
-        check_between("chunks", self.chunks, 1, check_size("d", d))
-        kept = _kept_size(self.fraction, d)
-        return Bits.of(32 * kept, header_bits(self.name), 0, d)
+    def payload_bits(self, d):
+        check_between("chunks", self.chunks, 1, d)
+        return 32 * topk.size(self.fraction, d)
 
     def sketch(self, u: Tensor) -> Tensor:
         # measure, then clip what was measured [fltop Alg. 3, lines 25-26]
@@ -240,8 +226,8 @@ class Compressive(LinearSketch):
     def reconstruct(self, total: Tensor, cohort: float, d: int) -> Tensor:
         # the sparsest mean update with these coefficients [Kerkouche et al. 2020]
         mean = (total / cohort).float().cpu().numpy()
-        found = recover(mean, self.plan(d), self.penalty, self.iterations)
-        return torch.from_numpy(found).to(total.device)
+        sparsest = recover(mean, self.plan(d), self.penalty, self.iterations)
+        return torch.from_numpy(sparsest).to(total.device)
 
     def leverage(self, d: int) -> np.ndarray:
         "Diagonal of A^T A, (d,): how much of each entry the coefficients see, in [0, 1]."

@@ -79,7 +79,7 @@ class Gaussian(Central):
             return super().encode(u, key)
         z = self.noisy_steps(check_vector("u", u)[None], [private_stream(key)])[0]
         payload = RING.wrap(z).astype("<u4").tobytes()
-        return Message(self.name, len(u), payload, self.fingerprint)
+        return self.message(len(u), payload)
 
     def decode(self, message: Message) -> Tensor:
         if not (self.local and self.exact):

@@ -23,13 +23,11 @@ from dpcomm.core.checks import (
     check_kind,
     check_number,
     check_reals,
-    check_size,
     shown,
 )
-from ..core.random import below, private_stream, row_streams
-from ..core.vectors import check_finite, check_rows, check_vector, clip_l2
-from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import LocalRenyi, register, symbol_game
+from ..core.random import below, row_streams
+from ..core.vectors import check_finite, check_rows
+from .contract import Coded, LocalRenyi, register
 from .mvu import Table
 from .signsgd import log_cosh
 from ..secagg.discrete import symbols_by_inversion
@@ -150,7 +148,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 
 @register
 @dataclass(frozen=True)
-class Imvu(LocalRenyi):
+class Imvu(Coded, LocalRenyi):
     """Interpolated minimum-variance unbiased mechanism, by coordinate. [imvu Sec. 3]
 
     clip_norm: L2 bound C of one client's vector, > 0.
@@ -190,9 +188,6 @@ class Imvu(LocalRenyi):
                     " nearer to 1"
                 )
 
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
-
     def logits(self, u: Tensor) -> Tensor:
         "Clip, scale and, if wanted, clamp; (n, d) float64. [imvu Sec. 3, input scaling]"
         wide = check_finite("u", u).double()
@@ -208,39 +203,25 @@ class Imvu(LocalRenyi):
         start, theta = (torch.from_numpy(x).to(z.device) for x in line(self.table))
         return torch.log_softmax(start + (1 + z / self.eps)[..., None] / 2 * theta, -1)
 
-    def draw_symbols(self, u: Tensor, rng):
-        "Clip and draw a cohort: symbols of the next rows, (rows, d) uint8. [imvu Sec. 3]"
-        own, streams = isinstance(rng, (list, tuple)), row_streams(rng, len(u))
-        others = len(self.levels) - 1
-        rows = 1 if own else max(1, PIECE // max(1, u.shape[1] * others))
+    def symbols(self, u: Tensor, rng) -> np.ndarray:
+        # clip and draw, a few rows at a time [imvu Sec. 3]
+        by_row, streams = isinstance(rng, (list, tuple)), row_streams(rng, len(u))
+        others, drawn = len(self.levels) - 1, np.empty(u.shape, np.uint8)
+        rows = 1 if by_row else max(1, PIECE // max(1, u.shape[1] * others))
         for i in range(0, len(u), rows):
             z, stream = self.logits(u[i : i + rows].cpu()), streams[i]
             if self.table is None:
-                yield coins(z.reshape(-1), stream).view(np.uint8).reshape(z.shape)
+                heads = coins(z.reshape(-1), stream).reshape(z.shape)
+                drawn[i : i + rows] = heads
             else:
                 law, place = self.log_pmf(z).exp().numpy(), stream.random(z.shape)
                 steps = np.moveaxis(law.cumsum(-1)[..., :-1], -1, 0)
-                drawn = symbols_by_inversion(place, steps, law.__getitem__, stream)
-                yield drawn.astype(np.uint8)
+                symbols = symbols_by_inversion(place, steps, law.__getitem__, stream)
+                drawn[i : i + rows] = symbols
+        return drawn
 
-    def _symbols(self, message):
-        if self.nbits > 1:
-            return self.numbers(message, self.nbits, None, len(self.levels))
-        payload = np.frombuffer(self.unwrap(message), np.uint8)
-        return np.unpackbits(payload, count=message.d)
-
-    def encode(self, u: Tensor, key=None) -> Message:
-        # clip, draw, pack [imvu Sec. 3]
-        ((drawn,),) = self.draw_symbols(
-            check_vector("u", u)[None], [private_stream(key)]
-        )
-        nbits = self.nbits
-        packed = np.packbits(drawn).tobytes() if nbits == 1 else pack_bits(drawn, nbits)
-        return Message(self.name, len(u), packed, self.fingerprint)
-
-    def decode(self, message: Message) -> Tensor:
-        # look the symbols up [imvu Sec. 3]
-        return torch.from_numpy(self.levels.astype(np.float32)[self._symbols(message)])
+    def values(self, d):
+        return self.levels
 
     @property
     def multiplier(self):
@@ -256,21 +237,6 @@ class Imvu(LocalRenyi):
         if how == "fisher":
             return rdp_exact(orders, math.sqrt(self.fisher) * self.beta, relation)
         return rdp_exact(orders, self.closed_only().kappa, relation, d)
-
-    def to_summand(self, message: Message) -> np.ndarray:
-        # bits, or levels
-        drawn = self._symbols(message)
-        return drawn if self.nbits == 1 else self.levels[drawn]
-
-    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        if self.nbits > 1:
-            return torch.from_numpy(total)
-        low, high = self.levels
-        return torch.from_numpy(low * n + (high - low) * total)
-
-    def bits(self, d):
-        payload = 8 * -(-check_size("d", d) * self.nbits // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
 
     @property
     def fingerprint(self):
@@ -298,11 +264,6 @@ class Imvu(LocalRenyi):
         return self.closed_only().clip_norm / self.beta / math.tanh(self.eps / 2)
 
     @property
-    def nbits(self):
-        "Bits per coordinate."
-        return max(1, math.ceil(math.log2(len(self.levels))))
-
-    @property
     def fisher(self):
         "M, the largest Fisher information of a symbol."
         return fisher_supremum(self.table) if self.table else closed_form(self.eps)[2]
@@ -323,12 +284,6 @@ class Imvu(LocalRenyi):
             " table=None, or moments and fisher-*"
         )
 
-    def simulate(self, u: Tensor, rng) -> Tensor:
-        check_rows("u", u)
-        level, drawn = self.levels.astype(np.float32), list(self.draw_symbols(u, rng))
-        out = level[np.concatenate(drawn)] if drawn else np.empty(u.shape, np.float32)
-        return torch.from_numpy(out).to(u.device)
-
     def moments(self, u: Tensor) -> tuple:
         # [imvu Fig. 1; eq. tilt]
         check_rows("u", u)
@@ -342,14 +297,8 @@ class Imvu(LocalRenyi):
         # the even vector, four times too long, or its neighbour [Prop. G]
         signs = np.array([[1.0], [-1.0 if relation == "replace" else 0.0]], np.float32)
         worlds = torch.from_numpy(4 * np.float32(self.clip_norm) * signs).expand(2, d)
-        law = self.log_pmf(self.logits(worlds)[:, 0]).exp().numpy()
-        middle = (self.levels[1:] + self.levels[:-1]) / 2
-
-        def symbols(present, n, rng):
-            sent = worlds[0 if present else 1].expand(n, d)
-            return np.searchsorted(middle, self.simulate(sent, rng).numpy())
-
-        return symbol_game(law[0], law[1], d, symbols)
+        laws = self.log_pmf(self.logits(worlds)[:, 0]).exp().numpy()
+        return self.vector_game(worlds, laws)
 
 # %% ../../nbs/imvu/chapter.ipynb #751143be
 FAR = 700.0  # log-odds beyond which a coin gets no rarer

@@ -20,13 +20,11 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_reals,
-    check_size,
     check_stream,
 )
-from ..core.random import private_stream, row_streams
-from ..core.vectors import check_rows, check_vector, clip_l2
-from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import Mechanism, register, symbol_game
+from ..core.random import row_streams
+from ..core.vectors import check_rows
+from .contract import Coded, register
 from .mvu_table import PROBLEM, Table, check_problem, solve
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
 from ..privacy.guarantee import Guarantee
@@ -63,7 +61,7 @@ BLOCK = 2**15  # coordinates at a time, which fit in the cache
 
 @register
 @dataclass(frozen=True)
-class Mvu(Mechanism):
+class Mvu(Coded):
     """Dithered inputs through an unbiased private table. [Chaudhuri et al. 2022]
 
     clip_norm: L2 bound C of one client's vector, > 0.
@@ -89,18 +87,15 @@ class Mvu(Mechanism):
         super().__post_init__()
         check_problem(self.eps, self.n_inputs, self.n_outputs, self.constraint)
 
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
-
     def _scaled(self, u):
         # coordinates on [0, 1], float64. [Guo et al. 2022, Sec. 3]
         x = self.beta / (2 * self.clip_norm) * u.cpu().double().numpy()
         return (0.5 + x).clip(0, 1)
 
-    def _symbols(self, u, rng):
+    def _drawn(self, u, rng):
         # symbols of clipped coordinates, (k,) whole numbers. [inverse transform]
         if len(u) > BLOCK:
-            parts = [self._symbols(part, rng) for part in u.split(BLOCK)]
+            parts = [self._drawn(part, rng) for part in u.split(BLOCK)]
             return np.concatenate(parts, dtype=np.uint8, casting="unsafe")
         table, x = self.table, self._scaled(u)
         place = rng.random(x.shape)
@@ -113,23 +108,19 @@ class Mvu(Mechanism):
             place, steps, lambda at: law(table, x[at])[::-1], rng
         )
 
-    def _levels(self):
-        # what each symbol decodes to, (m,) float32. [Guo et al. 2022, Sec. 3]
+    def symbols(self, u: Tensor, rng) -> np.ndarray:
+        # clip, scale, dither, draw [Chaudhuri, Guo & Rabbat 2022]
+        u = self.clip(u)
+        rows = [(torch.flatten(u), rng)]
+        if isinstance(rng, (list, tuple)):
+            rows = zip(u, row_streams(rng, len(u)))
+        drawn = [self._drawn(row, check_stream(stream)) for row, stream in rows]
+        return np.array(drawn, np.uint8).reshape(u.shape)
+
+    def values(self, d):
+        # the scaling undone [Guo et al. 2022, Sec. 3]
         clip, beta = self.clip_norm, self.beta
-        levels = [(a - 0.5) * 2 * clip / beta for a in self.table.alphabet]
-        return np.array(levels, np.float32)
-
-    def encode(self, u: Tensor, key=None) -> Message:
-        # clip, scale, dither, draw, pack [Chaudhuri, Guo & Rabbat 2022]
-        u, stream = self.clip(check_vector("u", u)[None])[0], private_stream(key)
-        packed = pack_bits(self._symbols(u, stream), self.nbits)
-        return Message(self.name, len(u), packed, self.fingerprint)
-
-    def decode(self, message: Message) -> Tensor:
-        # look the symbols up, undo the scaling [Guo et al. 2022, Sec. 3]
-        levels = self._levels()
-        seen = self.numbers(message, self.nbits, None, len(levels))
-        return torch.from_numpy(levels[seen])
+        return np.array([(a - 0.5) * 2 * clip / beta for a in self.table.alphabet])
 
     def guarantee(
         self,
@@ -162,8 +153,8 @@ class Mvu(Mechanism):
             slip, left = delta / (2 * rounds), delta / 2
             note += "; half of delta pays for dithering"
         curve = compose(renyi_curve(self, relation, how, d, slip, orders), rounds)
-        found = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
-        return replace(found, delta=float(delta))
+        made = guarantee_from_rdp(orders, curve, left, conversion, note=note, **names)
+        return replace(made, delta=float(delta))
 
     def losses(self, relation: str = "zero-out", unit: str = "client") -> Losses:
         # of any length, by a Rényi curve alone [Lemmas coordinate to ball]
@@ -176,10 +167,6 @@ class Mvu(Mechanism):
         about = dict(relation=relation, unit=unit, trust="local", note="any d")
         return Losses(name=self.name, renyi=renyi, **about)
 
-    def bits(self, d):
-        payload = 8 * -(-self.nbits * check_size("d", d) // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
-
     @property
     def fingerprint(self):
         "32 bits of hash of the parameters and of the alphabet to six digits."
@@ -190,11 +177,6 @@ class Mvu(Mechanism):
     def table(self):
         "The solved problem."
         return solve(self.eps, self.n_inputs, self.n_outputs, self.constraint)
-
-    @property
-    def nbits(self):
-        "Bits a coordinate."
-        return (len(self.table.alphabet) - 1).bit_length()
 
     @property
     def step(self):
@@ -213,19 +195,10 @@ class Mvu(Mechanism):
         inputs = np.append(_bends(self.table, 0.5 - half, 0.5 + half), 0.5)
         logs = np.log(law(self.table, inputs))
         if relation == "replace":
-            found = float(np.ptp(logs, axis=0).max())
+            ratio = float(np.ptp(logs, axis=0).max())
         else:
-            found = float(np.abs(logs - logs[-1]).max())
-        return found + 1e-12 * (1 + found)  # more than floats lose
-
-    def simulate(self, u: Tensor, rng) -> Tensor:
-        u = self.clip(check_rows("u", u))
-        rows = [(torch.flatten(u), rng)]
-        if isinstance(rng, (list, tuple)):
-            rows = zip(u, row_streams(rng, len(u)))
-        drawn = [self._symbols(row, check_stream(stream)) for row, stream in rows]
-        symbols = np.array(drawn, np.uint8).reshape(u.shape)
-        return torch.from_numpy(self._levels()[symbols]).to(u.device)
+            ratio = float(np.abs(logs - logs[-1]).max())
+        return ratio + 1e-12 * (1 + ratio)  # more than floats lose
 
     def moments(self, u: Tensor) -> tuple:
         check_rows("u", u)
@@ -244,14 +217,7 @@ class Mvu(Mechanism):
         one, other = law(self.table, [0.5 + half, 0.5 - swap * half])
         size = np.full((2, k), self.clip_norm / math.sqrt(k), np.float32)
         worlds = torch.from_numpy(size * [[1], [-1 if swap else 0]]).float()
-        levels = self._levels()
-        middle = (levels[1:] + levels[:-1]) / 2
-
-        def symbols(present, n, rng):
-            sent = worlds[[0 if present else 1]].expand(n, -1)
-            return np.searchsorted(middle, self.simulate(sent, rng).numpy())
-
-        return symbol_game(one, other, k, symbols)
+        return self.vector_game(worlds, (one, other))
 
 # %% ../../nbs/baselines/mvu.ipynb #fad53737
 ACCOUNTANTS = ("mixture-classic", "mixture-balle", "grid-classic", "grid-balle", "pure")

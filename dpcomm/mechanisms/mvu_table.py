@@ -158,13 +158,13 @@ def _program(eps, a, x, constraint, p=None, radius=0.0):
         cost = np.append(cost, 2 * a * p.sum(0))
         bounds = bounds + [(-radius, radius)] * m
     below = cone.tocsr(), np.zeros(rows)
-    found = linprog(cost, *below, equal.tocsr(), target, bounds, method="highs")
-    if found.status:
+    solved = linprog(cost, *below, equal.tocsr(), target, bounds, method="highs")
+    if solved.status:
         return None
-    q, v = found.x[:m], found.x[m : m + n * m].reshape(n, m)
-    dual = found.eqlin.marginals[n:]
+    q, v = solved.x[:m], solved.x[m : m + n * m].reshape(n, m)
+    dual = solved.eqlin.marginals[n:]
     slope = np.append(dual[0], dual[1:] / c1) - np.append(dual[1:] / c1, 0)
-    return found.fun, c0 * q + c1 * v, found.x[m + n * m :], slope
+    return solved.fun, c0 * q + c1 * v, solved.x[m + n * m :], slope
 
 # %% ../../nbs/baselines/mvu_table.ipynb #e6e56502
 def _dual_reach(eps, mu, constraint):
@@ -172,8 +172,8 @@ def _dual_reach(eps, mu, constraint):
     cone, bounds, c0, c1 = _cone(eps, len(mu), 1, constraint)
     goal, unit = (np.append(c0 * w.sum(), c1 * w) for w in (mu, np.ones_like(mu)))
     below = cone, np.zeros(cone.shape[0])
-    found = [linprog(s * goal, *below, unit[None], [1.0], bounds).fun for s in (1, -1)]
-    return max(-value for value in found) / 2
+    ends = [linprog(s * goal, *below, unit[None], [1.0], bounds).fun for s in (1, -1)]
+    return max(-value for value in ends) / 2
 
 
 def relaxed(
@@ -238,13 +238,13 @@ def _without_dust(eps, a, p, x, constraint):
     while (p.max(0) < 2 * FLOOR).any() or (np.diff(a) < 1e-5).any():
         dust, twin = p.max(0) < 2 * FLOOR, np.append(np.diff(a) < 1e-5, False)
         a = a[~dust] if dust.any() else np.delete(a, twin.argmax())
-        found = _program(eps, a, x, constraint)
-        if found is None:
+        solved = _program(eps, a, x, constraint)
+        if solved is None:
             raise ValueError(
                 "alphabet is too small without its symbols of tiny probability:"
                 " another start is needed"
             )
-        p = found[1]
+        p = solved[1]
     return a, p
 
 # %% ../../nbs/baselines/mvu_table.ipynb #663f206a

@@ -35,18 +35,10 @@ from dpcomm.core.vectors import (
     check_finite,
     check_rows,
     check_vector,
-    clip_l2,
     rotate,
     unrotate,
 )
-from dpcomm.core.wire import (
-    Bits,
-    Message,
-    finite_floats,
-    header_bits,
-    pack_bits,
-    unpack_bits,
-)
+from ..core.wire import Message, finite_floats, pack_bits, unpack_bits
 from .contract import Game, IntRange, Mechanism, OrNone, smallest
 from dpcomm.privacy.accounting import (
     ACCOUNTANTS,
@@ -69,26 +61,21 @@ from ..privacy.pairs import SWAPS
 from ..privacy.whole_noise import gaussian_curvature, normal_std
 from ..secagg.discrete import discrete_gaussian
 from ..secagg.errors import SERVER, UNMASK, BelowThreshold
-from dpcomm.secagg.ring import (
-    Ring,
-    clip_to_grid,
-    conditional_round,
-    rounded_norm,
-)
+from ..secagg.ring import Ring, clip_to_grid, conditional_round, rounded_norm
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscrate0
 def sampling_rate(
     sampling: str,
     n_clients: float | None,
     cohort: float | None,
-    known: tuple,
+    allowed: tuple,
     least: int = 0,
 ) -> float:
     """Chance to take part, of a federation that is large enough. [Abadi et al. 2016]
 
-    known: samplings accounted for. least: shares of noise that every sum is said to carry.
+    allowed: samplings accounted for. least: shares of noise that every sum is said to carry.
     """
-    check_choice("sampling", sampling, known)
+    check_choice("sampling", sampling, allowed)
     for name, size in dict(cohort=cohort, n_clients=n_clients).items():
         if sampling == "none" and size is None:
             continue
@@ -168,9 +155,6 @@ class NoisySum(Mechanism):
     clip_norm: float
     sigma: float
     free, samplings = "sigma", ("none", "poisson", "fixed")
-
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
 
     def profile(self, relation: str, eps, d: int, rounds: int) -> np.ndarray:
         "The curve of the game's sums: of normal noise; 1 where none is proved."
@@ -626,7 +610,7 @@ class LinearSketch(Summed):
             payload = row.double().numpy().astype("<f4")
         else:
             payload = self.summand(u, key).astype("<u4")
-        return Message(self.name, len(u), payload.tobytes(), self.fingerprint)
+        return self.message(len(u), payload.tobytes())
 
     def decode(self, message: Message) -> Tensor:
         # opened by itself: the client's own noisy values [fltop Alg. 3]
@@ -781,9 +765,8 @@ class OnRing(Summed):
         "D, words of one message: d, or the next power of two where the vector is padded."
         return 1 << (check_size("d", d) - 1).bit_length() if self.padded else d
 
-    def bits(self, d):
-        payload = 8 * -(-self.ring_bits * self.size(check_size("d", d)) // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
+    def payload_bits(self, d):
+        return self.ring_bits * self.size(d)
 
     def block(self, d: int) -> int:
         "P, coordinates over which the rotation spreads: a power of two, D / 2 < P <= D."
@@ -826,8 +809,7 @@ class OnRing(Summed):
         return self.unrotated(lifted, d).float()
 
     def encode(self, u: Tensor, key=None) -> Message:
-        payload = pack_bits(self.summand(u, key), self.ring_bits)
-        return Message(self.name, len(u), payload, self.fingerprint)
+        return self.message(len(u), pack_bits(self.summand(u, key), self.ring_bits))
 
     def decode(self, message: Message) -> Tensor:
         # opened by itself, as a sum of one; also a message of wire version 1

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_size, shown
+from ..core.checks import shown
 from ..core.random import private_stream, public_seed, row_streams, seed_tree
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
-from ..core.wire import Bits, Message, header_bits
+from ..core.wire import Message
 from .contract import IntRange, Local, OrNone, register, symbol_game
 from ..secagg.discrete import exp_fixed
 
@@ -74,7 +74,8 @@ class Pm(Local):
     eps: float
     count: int | None = None
     residuals: bool = False
-    name, server_is_deterministic, audit_cases = "pm", True, AUDITED
+    name, server_is_deterministic, seed_bits = "pm", True, 32
+    audit_cases = AUDITED
     deployment_note = (
         "safe to deploy: answers are cells of a public grid, drawn by whole numbers"
         " alone"
@@ -110,7 +111,7 @@ class Pm(Local):
         t = self.clip(u)[at].double().cpu().numpy() / self.bound
         drawn = answer_cells(t.clip(-1, 1), self.eps, private_stream(key)).astype("<u4")
         payload = seed.to_bytes(4, "little") + drawn.tobytes()
-        return Message(self.name, len(u), payload, self.fingerprint)
+        return self.message(len(u), payload)
 
     def decode(self, message: Message) -> Tensor:
         # the numbers at their coordinates, times d / k [Wang et al. 2019, Alg. 4]
@@ -122,9 +123,8 @@ class Pm(Local):
         at = torch.from_numpy(coordinates(stream, d, k))
         return y.new_zeros(d).scatter_(0, at, y)
 
-    def bits(self, d):
-        payload = 32 * self.sent(check_size("d", d))
-        return Bits.of(payload, header_bits(self.name), 32, d)
+    def payload_bits(self, d):
+        return 32 * self.sent(d)
 
     def answers(self, u: Tensor, rng) -> tuple:
         "Coordinates and answers in the units of u, both (n, k). [Wang et al. 2019, Alg. 4]"
@@ -174,10 +174,10 @@ class Pm(Local):
         # the bound or its negative at every sent coordinate [Wang et al. 2019]
         k = self.sent(2**31)
         each = self.eps / k
-        own, wide = 1 / (1 + math.exp(-each / 2)), half_width(each)
-        far = (1 - own) * (wide - 1) / (wide + 1)
+        beside, wide = 1 / (1 + math.exp(-each / 2)), half_width(each)
+        far = (1 - beside) * (wide - 1) / (wide + 1)
         # beside it, beside the other, between
-        law = np.array([own, far, 1 - own - far])
+        law = np.array([beside, far, 1 - beside - far])
 
         def letters(present, n, rng):
             u = np.full((n, k), self.bound if present else -self.bound, np.float32)

@@ -17,10 +17,10 @@ from scipy.special import gammaln, xlogy
 from torch import Tensor
 
 from ..core.checks import SCALE, check_between, check_choice, check_size
-from ..core.random import bernoulli, private_stream, row_streams, uniform_rows
-from ..core.vectors import by_columns, check_finite, check_rows, check_vector
-from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import Game, IntRange, Local, OrNone, register
+from ..core.random import bernoulli, row_streams, uniform_rows
+from ..core.vectors import by_columns, check_finite, check_rows
+from ..core.wire import Message
+from .contract import Coded, Game, IntRange, Local, OrNone, register
 from ..privacy.hypothesis_tests import profile_of_pmfs
 from ..secagg.discrete import symbols_by_inversion
 
@@ -293,9 +293,72 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 )
 
 
+class Quantiser(Coded, Local):
+    "Rows of `size` entries up to `limit`, rounded, then hidden as a whole. [sqsgd Alg. 1]"
+
+    server_is_deterministic = True
+    note = (
+        "pure: holds with delta = 0, but for numbers of matches too rare for a float, at"
+        " a delta of (1 + e^eps) d 2^-1020"
+    )
+    ranges: dict = {"bound": SCALE, "levels": IntRange(2, 2**16)}
+    ranges |= {"eps": "(0, inf)", "rule": ("paper", "best")}
+    ranges |= {"kappa_min": OrNone(IntRange(-math.inf))}
+    nbits = property(lambda self: (self.levels - 1).bit_length())
+
+    def size(self, d: int) -> int:
+        "Entries of a message of a vector of d entries."
+        return d
+
+    def limit(self, d: int) -> float:
+        "Largest absolute entry that is quantised, > 0."
+        return self.bound
+
+    def rounded_rows(self, u: Tensor) -> np.ndarray:
+        "What is rounded of rows (n, d): the clipped rows, (n, size)."
+        return self.clip(u).cpu().numpy()
+
+    def payload_bits(self, d):
+        return self.nbits * self.size(d)
+
+    def calibration(self, d: int) -> Calibration:
+        """Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]
+
+        d: entries of the vector, >= 1.
+        Returns: Calibration of the quantiser of this mechanism at that dimension.
+        """
+        return calibrate(self.size(d), self.levels, self.eps, self.rule, self.kappa_min)
+
+    def values(self, d):
+        return levels(self.limit(d), self.levels) / self.calibration(d).m
+
+    def message_epsilon(self, d: int = None) -> float:
+        # what the threshold really spends [sqsgd, Theorem 1 of the paper]
+        return self.eps if d is None else self.calibration(d).actual_eps
+
+    def symbols(self, u: Tensor, rng) -> np.ndarray:
+        # round, randomise [sqsgd Alg. 1]
+        x, d = self.rounded_rows(u), u.shape[1]
+        numbers = quantise(x, self.limit(d), self.levels, rng)
+        return randomise(numbers, self.calibration(d), rng)
+
+    def sent(self, message: Message) -> np.ndarray:
+        self.unwrap(message)  # before its d is believed
+        return self.numbers(message, self.nbits, self.size(message.d), self.levels)
+
+    def to_summand(self, message: Message) -> np.ndarray:
+        # level numbers
+        return self.sent(message)
+
+    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
+        # the sum of the levels, over m [sqsgd Alg. 1, line 3]
+        total = sum_of_levels(total, n, self.limit(d), self.levels)
+        return torch.from_numpy(total / self.calibration(d).m)
+
+
 @register
 @dataclass(frozen=True)
-class PrivQuant(Local):
+class PrivQuant(Quantiser):
     """Stochastic rounding to K levels, then a private choice among all. [sqsgd Alg. 1]
 
     bound: U: largest absolute entry, > 0.
@@ -310,66 +373,14 @@ class PrivQuant(Local):
     eps: float = 400.0
     rule: str = "paper"
     kappa_min: int | None = None
-    name, server_is_deterministic, audit_cases = "privquant", True, AUDITED
+    name, audit_cases = "privquant", AUDITED
     deployment_note = (
         "safe to deploy: pure, with the error of floats counted in eps, but for a delta"
         " of (1 + e^eps) d 2^-1020"
     )
-    note = (
-        "pure: holds with delta = 0, but for numbers of matches too rare for a float, at"
-        " a delta of (1 + e^eps) d 2^-1020"
-    )
-    ranges = {"bound": SCALE, "levels": IntRange(2, 2**16)}
-    ranges |= {"eps": "(0, inf)", "rule": ("paper", "best")}
-    ranges |= {"kappa_min": OrNone(IntRange(-math.inf))}
 
     def clip(self, u):
         return check_finite("u", u).float().clamp(-self.bound, self.bound)
-
-    def calibration(self, d: int) -> Calibration:
-        """Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]
-
-        d: dimension, >= 1.
-        Returns: Calibration of this mechanism at that dimension.
-        """
-        return calibrate(d, self.levels, self.eps, self.rule, self.kappa_min)
-
-    def encode(self, u: Tensor, key=None) -> Message:
-        # round, randomise, pack [sqsgd Alg. 1]
-        rng, x = private_stream(key), self.clip(check_vector("u", u)[None]).numpy()
-        rounded = quantise(x, self.bound, self.levels, rng)
-        numbers = randomise(rounded, self.calibration(len(u)), rng)
-        packed = pack_bits(numbers[0], (self.levels - 1).bit_length())
-        return Message(self.name, len(u), packed, self.fingerprint)
-
-    def decode(self, message: Message) -> Tensor:
-        # look the levels up, divide by m [sqsgd Alg. 1, line 3]
-        numbers = self.to_summand(message)
-        values = levels(self.bound, self.levels) / self.calibration(message.d).m
-        return torch.from_numpy(values[numbers]).float()
-
-    def message_epsilon(self, d: int = None) -> float:
-        # what the threshold really spends [sqsgd, Theorem 1 of the paper]
-        return self.eps if d is None else self.calibration(d).actual_eps
-
-    def to_summand(self, message: Message) -> np.ndarray:
-        # level numbers
-        nbits = (self.levels - 1).bit_length()
-        return self.numbers(message, nbits, None, self.levels)
-
-    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        # the sum of the levels, over m [sqsgd Alg. 1, line 3]
-        total = sum_of_levels(total, n, self.bound, self.levels)
-        return torch.from_numpy(total / self.calibration(d).m)
-
-    def bits(self, d):
-        payload = 8 * -(-check_size("d", d) * (self.levels - 1).bit_length() // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
-
-    def simulate(self, u: Tensor, rng) -> Tensor:
-        x = self.clip(check_rows("u", u)).cpu().numpy()
-        z = privatise(x, self.bound, self.calibration(x.shape[1]), rng)
-        return torch.from_numpy(z).float().to(u.device)
 
     def moments(self, u: Tensor) -> tuple:
         # [eq. square]
@@ -389,10 +400,12 @@ class PrivQuant(Local):
 
         def play(present, n, rng):
             seen = randomise(np.full((n, d), K - 1 if present else 0), cal, rng)
-            own = (seen == K - 1) * 1.0 - (seen == 0)
-            ratio = log_law((own > 0).sum(1), cal) - log_law((own < 0).sum(1), cal)
-            slope = own @ (np.arange(d) - (d - 1) / 2)
-            ends = dict(first=own[:, 0], last=own[:, -1])
+            corner = (seen == K - 1) * 1.0 - (seen == 0)
+            ratio = log_law((corner > 0).sum(1), cal) - log_law(
+                (corner < 0).sum(1), cal
+            )
+            slope = corner @ (np.arange(d) - (d - 1) / 2)
+            ends = dict(first=corner[:, 0], last=corner[:, -1])
             return dict(likelihood=ratio) | ends | dict(slope=slope)
 
         def profile(eps):

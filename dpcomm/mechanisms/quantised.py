@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_size, shown
-from ..core.random import private_stream
-from ..core.vectors import check_floats, check_rows, check_vector, clip_l2
-from ..core.wire import Bits, Message, header_bits, pack_bits
-from .contract import IntRange, register
+from ..core.checks import shown
+from ..core.vectors import check_floats, check_rows, clip_l2
+from .contract import Coded, IntRange, register
 from .noisy_sums import Central
 from ..secagg.ring import conditional_round, rounded_norm
 
@@ -43,7 +41,7 @@ AUDITED = tuple(
 # %% ../../nbs/baselines/quantised.ipynb #2df9fc5a
 @register
 @dataclass(frozen=True)
-class Quantised(Central):
+class Quantised(Central, Coded):
     """Clip, round to 2^level_bits levels; the server adds the noise. [dprec App. D.3]
 
     clip_norm: L2 bound C of one client's message, > 0.
@@ -67,6 +65,7 @@ class Quantised(Central):
         "rounding": ROUNDINGS,
         "top": "(0, 1]",
     }
+    nbits = property(lambda self: self.level_bits)
     levels = property(lambda self: 2 ** (self.level_bits - 1) - 1)  # L
 
     def __post_init__(self):
@@ -112,23 +111,11 @@ class Quantised(Central):
         z = conditional_round(x.cpu().numpy(), bound, rng)
         return torch.from_numpy(z).to(u.device)
 
-    def encode(self, u: Tensor, key=None) -> Message:
-        # clip, round, pack [dprec App. D.3]
-        z = self.whole(check_vector("u", u)[None], private_stream(key))[0]
-        payload = pack_bits((z + self.levels).cpu().numpy(), self.level_bits)
-        return Message(self.name, len(u), payload, self.fingerprint)
+    def symbols(self, u: Tensor, rng) -> np.ndarray:
+        return (self.whole(u, rng) + self.levels).cpu().numpy()
 
-    def levels_of(self, message: Message) -> np.ndarray:
-        "Read the whole numbers back; BadMessage where one is none."
-        most = 2 * self.levels + 1
-        return self.numbers(message, self.level_bits, None, most) - self.levels
-
-    def decode(self, message: Message) -> Tensor:
-        return torch.from_numpy(self.levels_of(message) * self.step(message.d)).float()
-
-    def bits(self, d):
-        payload = 8 * -(-self.level_bits * check_size("d", d) // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
+    def values(self, d):
+        return np.arange(-self.levels, self.levels + 1) * self.step(d)
 
     def simulate(self, u: Tensor, rng) -> Tensor:
         # rounded rows [dprec App. D.3]

@@ -17,13 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.special import ndtr
 from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_number,
-    check_size,
-    shown,
-)
+from ..core.checks import check_between, check_choice, check_number, shown
 from dpcomm.core.random import (
     Insecure,
     gumbel_argmax,
@@ -33,7 +27,7 @@ from dpcomm.core.random import (
     row_streams,
 )
 from ..core.vectors import check_rows, check_vector, clip_l2
-from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
+from ..core.wire import Message, pack_bits, unpack_bits
 from .contract import Game, IntRange, Mechanism, register
 from ..privacy.guarantee import Guarantee, large_delta
 from ..privacy.losses import Losses
@@ -237,7 +231,7 @@ class Rec(Mechanism):
     std: float
     index_bits: int = 7
     groups: tuple | None = None
-    name, server_is_deterministic, free = "rec", True, "std"
+    name, server_is_deterministic, free, seed_bits = "rec", True, "std", 32
     samplings = ("none", "fixed", "replacement")
     relations, audit_cases, deployment_note = RELATIONS, AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "std": "(0, inf)", "index_bits": IntRange(1, 24)}
@@ -275,7 +269,7 @@ class Rec(Mechanism):
             for g, part in enumerate(parts)
         ]
         payload = seed.to_bytes(4, "little") + pack_bits(indices, self.index_bits)
-        return Message(self.name, len(u), payload, self.fingerprint)
+        return self.message(len(u), payload)
 
     def decode(self, message: Message) -> Tensor:
         # remake the selected candidates [dprec Alg. 4]
@@ -342,7 +336,7 @@ class Rec(Mechanism):
         relation = _fitting_relation(sampling, relation)
         K, groups = 2**self.index_bits, len(self.groups or (1,))
         gap = groups * K * 2.0**-51
-        told = (
+        premise = (
             "as if the choice of a candidate were exact and no client's seed repeated an"
             f" earlier one, while floats cost up to {gap:.2g} (1 + e^eps) of delta a"
             " message and two seeds are equal with a probability of 2^-32"
@@ -350,11 +344,10 @@ class Rec(Mechanism):
         at_once = cohort if sampling != "replacement" else 1
         run = RecRun(at_once, n_clients, K, groups, relation, at_once, sampling)
         c = self.clip_norm / self.std
-        return rec_losses(c, run, name=self.name, premises={"proof": told})
+        return rec_losses(c, run, name=self.name, premises={"proof": premise})
 
-    def bits(self, d):
-        payload = 8 * -(-len(self.sizes(check_size("d", d))) * self.index_bits // 8)
-        return Bits.of(payload, header_bits(self.name), 32, d)
+    def payload_bits(self, d):
+        return len(self.sizes(d)) * self.index_bits
 
     @property
     def fingerprint(self):

@@ -14,10 +14,9 @@ from scipy.special import erf, log_ndtr, ndtr
 from torch import Tensor
 
 from ..core.checks import check_size
-from ..core.random import bernoulli, private_stream, row_streams
-from ..core.vectors import check_rows, check_vector, clip_l2
-from ..core.wire import Bits, Message, header_bits
-from .contract import LocalRenyi, register, symbol_game
+from ..core.random import bernoulli, row_streams
+from ..core.vectors import check_rows
+from .contract import Coded, LocalRenyi, register
 from ..privacy.accounting import rdp_gaussian
 
 # %% ../../nbs/baselines/signsgd.ipynb #809656b2
@@ -34,7 +33,7 @@ FAR = 37.0  # standard deviations beyond which a sign gets no likelier
 
 @register
 @dataclass(frozen=True)
-class SignSgd(LocalRenyi):
+class SignSgd(Coded, LocalRenyi):
     """Clip, add normal noise to every coordinate, send the signs. [Jin et al. 2020]
 
     clip_norm: L2 bound C of one client's vector, > 0.
@@ -51,19 +50,21 @@ class SignSgd(LocalRenyi):
     )
     ranges = {"clip_norm": "(0, inf)", "sigma": "(0, inf)"}
 
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
+    def values(self, d):
+        return np.array([-1.0, 1.0])
 
-    def encode(self, u: Tensor, key=None) -> Message:
-        # clip, toss, pack [Jin et al. 2020]
-        signs = self.simulate(check_vector("u", u)[None], [private_stream(key)])[0]
-        payload = np.packbits(signs.cpu().numpy() > 0).tobytes()
-        return Message(self.name, len(u), payload, self.fingerprint)
-
-    def decode(self, message: Message) -> Tensor:
-        # +1 and -1
-        bits = self.to_summand(message).astype(np.float32)
-        return torch.from_numpy(bits * 2 - 1)
+    def symbols(self, u: Tensor, rng) -> np.ndarray:
+        # clip, toss a coin an entry [Jin et al. 2020]
+        n, streams = len(u), row_streams(rng, len(u))
+        signs = np.empty(u.shape, np.uint8)
+        for rows in np.array_split(np.arange(n), max(1, min(n, u.numel() // PIECE))):
+            v = self.clip(u[rows]).double().cpu().numpy() / self.std
+            stream = (
+                [streams[i] for i in rows] if isinstance(rng, (list, tuple)) else rng
+            )
+            rare = bernoulli(ndtr(np.maximum(-np.abs(v), -FAR)), stream)
+            signs[rows] = rare == (v < 0)
+        return signs
 
     @property
     def multiplier(self):
@@ -78,17 +79,6 @@ class SignSgd(LocalRenyi):
         exact = f", at the worst vector of {worst}" * (ACCOUNTANTS[accountant] == _BITS)
         return ACCOUNTANTS[accountant] + exact
 
-    def to_summand(self, message: Message) -> np.ndarray:
-        return np.unpackbits(
-            np.frombuffer(self.unwrap(message), np.uint8), count=message.d
-        )
-
-    def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        return torch.from_numpy(2.0 * total - n)
-
-    def bits(self, d):
-        return Bits.of(8 * -(-check_size("d", d) // 8), header_bits(self.name), 0, d)
-
     @property
     def std(self):
         "Standard deviation of the noise in a coordinate."
@@ -98,16 +88,6 @@ class SignSgd(LocalRenyi):
         # [Jin et al. 2020]
         v = u / (self.std * 2**0.5)
         return torch.erf(v) if isinstance(v, Tensor) else erf(v)
-
-    def simulate(self, u: Tensor, rng) -> Tensor:
-        n, streams = len(check_rows("u", u)), row_streams(rng, len(u))
-        signs = np.empty(u.shape, np.float32)
-        for rows in np.array_split(np.arange(n), max(1, min(n, u.numel() // PIECE))):
-            v = self.clip(u[rows]).double().cpu().numpy() / self.std
-            own = [streams[i] for i in rows] if isinstance(rng, (list, tuple)) else rng
-            rare = bernoulli(ndtr(np.maximum(-np.abs(v), -FAR)), own)
-            signs[rows] = np.where(rare == (v < 0), 1, -1)
-        return torch.from_numpy(signs).to(u.device)
 
     def moments(self, u: Tensor) -> tuple:
         check_rows("u", u)
@@ -120,13 +100,9 @@ class SignSgd(LocalRenyi):
         swap, v = relation == "replace", 1 / (self.sigma * np.sqrt(d))
         sent = np.array([ndtr(-v), ndtr(v)])
         other = sent[::-1] if swap else np.array([0.5, 0.5])
-
-        def signs(present, n, rng):
-            size = 4 * self.clip_norm * (1 if present else -1 if swap else 0)
-            u = torch.from_numpy(np.full((n, d), size, np.float32))
-            return (self.simulate(u, rng) > 0).long().numpy()
-
-        return symbol_game(sent, other, d, signs)
+        signs = np.array([[1], [-1 if swap else 0]], np.float32)
+        worlds = torch.from_numpy(4 * np.float32(self.clip_norm) * signs).expand(2, d)
+        return self.vector_game(worlds, (sent, other))
 
 # %% ../../nbs/baselines/signsgd.ipynb #047fe059
 def log_cosh(y) -> np.ndarray:

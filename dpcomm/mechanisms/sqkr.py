@@ -15,16 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_size
 from ..core.random import private_stream, public_seed, seed_tree, uniform_rows
-from dpcomm.core.vectors import (
-    check_rows,
-    check_vector,
-    clip_l2,
-    hadamard,
-    walsh_hadamard,
-)
-from ..core.wire import Bits, Message, header_bits, pack_bits, unpack_bits
+from ..core.vectors import check_rows, check_vector, hadamard, walsh_hadamard
+from ..core.wire import Message, pack_bits, unpack_bits
 from .contract import COMPRESSES, Game, IntRange, Local, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 from ..secagg.discrete import symbols_by_inversion
@@ -147,15 +140,15 @@ def kept(
     eps: float,
     rng,
     share: float = 1.0,
-    more: float = 2.0**-49,
+    extra: float = 2.0**-49,
 ) -> np.ndarray:
     """Keep a letter with probability `share` gamma, exactly, and never more often.
 
-    coin: (n, ...). letters: of which a violation draws one. rng: further bits. more:
+    coin: (n, ...). letters: of which a violation draws one. rng: further bits. extra:
     violations above those of gamma, over these: pays for rounding.
     """
     gain = -math.expm1(-eps)
-    lie = letters * math.exp(-min(eps, 700)) * (1 + more) if eps < math.inf else 0.0
+    lie = letters * math.exp(-min(eps, 700)) * (1 + extra) if eps < math.inf else 0.0
     law = share * gain, lie + (1 - share) * gain
     steps = np.full((1, *coin.shape), law[0] / sum(law))
     return symbols_by_inversion(coin, steps, lambda at: law, rng) == 0
@@ -191,13 +184,11 @@ class Sqkr(Local):
     shrink: float = 0.4
     support: float = 0.8
     frame_seed: int = 0
-    name, server_is_deterministic, audit_cases = "sqkr", True, AUDITED
+    name, server_is_deterministic, seed_bits = "sqkr", True, 32
+    audit_cases = AUDITED
     deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
     ranges = {"clip_norm": "(0, inf)", "nbits": IntRange(1, 512), "eps": "(0, inf]"}
     ranges |= {"shrink": "(0, 1)", "support": "(0, 1]", "frame_seed": IntRange(0)}
-
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
 
     def represent(self, u: Tensor, at: Tensor | None = None) -> tuple:
         "Clip and spread over the frame: coordinates (n, N), or (n, k) of them; the bound L."
@@ -239,7 +230,7 @@ class Sqkr(Local):
         draws = uniform_rows(private, 1, 2 * self.nbits + 1)
         signs = self.answer(a / bound, draws, private)[0]
         payload = seed.to_bytes(4, "little") + pack_bits((signs > 0).long().numpy(), 1)
-        return Message(self.name, len(u), payload, self.fingerprint)
+        return self.message(len(u), payload)
 
     def decode(self, message: Message) -> Tensor:
         # the sampled rows of the frame with their signs [Chen et al. 2020, SQKR]
@@ -257,9 +248,8 @@ class Sqkr(Local):
         wide = torch.from_numpy(total)[None]
         return self._unsampled(wide, frame(d, self.frame_seed))[0]
 
-    def bits(self, d):
-        payload = 8 * -(-self.nbits // 8)
-        return Bits.of(payload, header_bits(self.name), 32, check_size("d", d))
+    def payload_bits(self, d):
+        return self.nbits
 
     @property
     def level(self):
@@ -292,8 +282,8 @@ class Sqkr(Local):
             first, second = (likelihood(side, signs, self.keep).log() for side in x)
             return {"likelihood": (first - second).numpy()}
 
-        own = 1 / (1 + (2.0**k - 1) * math.exp(-self.eps))
-        profile = functools.partial(profile_of_two_ratios, own, self.eps)
+        likely = 1 / (1 + (2.0**k - 1) * math.exp(-self.eps))
+        profile = functools.partial(profile_of_two_ratios, likely, self.eps)
         return Game(play, profile)
 
     def simulate(self, u: Tensor, rng, at: Tensor = None) -> Tensor:
@@ -307,8 +297,8 @@ class Sqkr(Local):
         check_rows("u", u)
         f, k = frame(u.shape[1], self.frame_seed), self.nbits
         draws = uniform_rows(rng, len(u), 3 * k + 1)
-        own = torch.from_numpy(draws[:, :k] * f.size).long()
-        at = own if at is None else at.expand(len(u), k)
+        sampled = torch.from_numpy(draws[:, :k] * f.size).long()
+        at = sampled if at is None else at.expand(len(u), k)
         a, bound = self.represent(u, at)
         signs = self.answer(a / bound, draws[:, k:], rng)
         return self.estimate(at, signs, f).to(u.device)

@@ -15,17 +15,11 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_size, shown
-from ..core.random import private_stream, seed_tree
-from dpcomm.core.vectors import (
-    check_finite,
-    check_rows,
-    check_vector,
-    clip_l2,
-    walsh_hadamard,
-)
-from ..core.wire import Bits, Message, header_bits, pack_bits
+from ..core.random import seed_tree
+from ..core.vectors import check_finite, check_rows, clip_l2, walsh_hadamard
+from ..core.wire import Message
 from . import privquant
-from .contract import Game, IntRange, Local, register
+from .contract import Game, IntRange, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 
 # %% ../../nbs/sqsgd/chapter.ipynb #2eacd1c5
@@ -104,7 +98,7 @@ AUDITED = tuple(  # parameters, arguments of play, most plays
 
 @register
 @dataclass(frozen=True)
-class SqSgd(Local):
+class SqSgd(privquant.Quantiser):
     """Selected, rotated and privately quantised gradients. [sqsgd Alg. 2]
 
     bound: U: l2 norm of what is sent, > 0.
@@ -141,13 +135,12 @@ class SqSgd(Local):
     rotated: bool = True
     padded: bool = False
     projected: str = "gradient"
-    name, server_is_deterministic, audit_cases = "sqsgd", True, AUDITED
-    note = privquant.PrivQuant.note
+    name, audit_cases = "sqsgd", AUDITED
     deployment_note = (
         "safe to deploy: drawn as privquant draws, with the error of floats counted in"
         " eps, but for a delta of (1 + e^eps) D 2^-1020"
     )
-    ranges = privquant.PrivQuant.ranges | {
+    ranges = privquant.Quantiser.ranges | {
         "fraction": "(0, 1]",
         "alpha": "[0, 1]",
         "beta": "(0, inf)",
@@ -185,15 +178,6 @@ class SqSgd(Local):
         """
         return span(self.bound, self.size(d), self.span)
 
-    def calibration(self, d: int) -> privquant.Calibration:
-        """Threshold and coin; ValueError where the paper's rule has none. [sqsgd Sec. 4]
-
-        d: entries of the gradient, >= 1.
-        Returns: privquant.Calibration of the quantiser.
-        """
-        quantiser = self.levels, self.eps, self.rule, self.kappa_min
-        return privquant.calibrate(self.size(d), *quantiser)
-
     def prepare(self, rows: Tensor, d: int) -> np.ndarray:
         "Project if wanted, rotate, cut: rows (n, d_hat) to (n, D). [sqsgd Alg. 2; cut ours]"
         x = rows.double().cpu()
@@ -212,45 +196,25 @@ class SqSgd(Local):
         count = subset_size(d, self.fraction, self.padded)
         return unrotate(x, self.seed, count) if self.rotated else x[..., :count]
 
-    def encode(self, u: Tensor, key=None) -> Message:
-        # select, rotate, quantise, randomise, pack [sqsgd Alg. 2]
-        rng, u = private_stream(key), check_vector("u", u)
-        d = len(u)
-        x = self.prepare(self.clip(u[None])[:, self.subset(d)], d)
-        rounded = privquant.quantise(x, self.limit(d), self.levels, rng)
-        numbers = privquant.randomise(rounded, self.calibration(d), rng)
-        payload = pack_bits(numbers[0], (self.levels - 1).bit_length())
-        return Message(self.name, d, payload, self.fingerprint)
+    def rounded_rows(self, u):
+        d = u.shape[1]
+        return self.prepare(self.clip(u).cpu()[:, self.subset(d)], d)
 
     def decode(self, message: Message) -> Tensor:
         # look the levels up, rotate back, put them in their places [sqsgd Alg. 2, line 19]
-        numbers, d = self.to_summand(message), message.d
-        at, out = self.subset(d), torch.from_numpy(np.zeros(d, np.float32))
-        values = privquant.levels(self.limit(d), self.levels) / self.calibration(d).m
-        out[at] = (d / len(at) * self.restore(values[numbers][None], d)[0]).float()
+        numbers, d = self.sent(message), message.d
+        return self.spread(self.values(d)[numbers][None], d)[0]
+
+    def spread(self, values: np.ndarray, d: int, kind=np.float32) -> Tensor:
+        "Rotated back, in their places, times d / d_hat for what was not selected: (n, d)."
+        at, out = self.subset(d), torch.from_numpy(np.zeros((len(values), d), kind))
+        out[:, at] = (d / len(at) * self.restore(values, d)).to(out)
         return out
-
-    def message_epsilon(self, d: int = None) -> float:
-        # what the threshold really spends [sqsgd Thm. 1]
-        return self.eps if d is None else self.calibration(d).actual_eps
-
-    def to_summand(self, message: Message) -> np.ndarray:
-        # level numbers
-        self.unwrap(message)  # before its d is believed
-        nbits = (self.levels - 1).bit_length()
-        return self.numbers(message, nbits, self.size(message.d), self.levels)
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
-        # levels, rotated back, in their places [sqsgd Alg. 2, line 19]
-        total = privquant.sum_of_levels(total, n, self.limit(d), self.levels)
-        values = total / self.calibration(d).m
-        at, out = self.subset(d), torch.from_numpy(np.zeros(d))
-        out[at] = d / len(at) * self.restore(values[None], d)[0]
-        return out
-
-    def bits(self, d):
-        payload = 8 * -(-self.size(d) * (self.levels - 1).bit_length() // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
+        # the levels of privquant, in their places [sqsgd Alg. 2, line 19]
+        total = super().from_sum(total, n, d).numpy()[None]
+        return self.spread(total, d, np.float64)[0]
 
     def send(self, rows: Tensor, d: int, rng) -> Tensor:
         "One private message per row, decoded, (n, d_hat). [sqsgd Alg. 2, lines 12-17]"
@@ -266,12 +230,9 @@ class SqSgd(Local):
             return torch.from_numpy(np.zeros(shape, np.float32))
 
     def simulate(self, u: Tensor, rng) -> Tensor:
-        # without memory, times d / d_hat for what was not selected
+        # without memory
         d = check_rows("u", u).shape[1]
-        at, out = self.subset(d), torch.from_numpy(np.zeros(u.shape, np.float32))
-        sent = self.send(self.clip(u).cpu()[:, at], d, rng)
-        out[:, at] = (d / len(at) * sent).float()
-        return out.to(u.device)
+        return self.spread(self.values(d)[self.symbols(u, rng)], d).to(u.device)
 
     def simulate_with_memory(self, memory: Tensor, u: Tensor, rng) -> tuple:
         # send what has gathered, keep the rest [sqsgd Alg. 2; Lin et al. 2018, Alg. 4]
@@ -292,15 +253,15 @@ class SqSgd(Local):
         check_rows("u", u)
         d, at, cal = u.shape[1], self.subset(u.shape[1]), self.calibration(u.shape[1])
         x = self.prepare(self.clip(u).cpu()[:, at], d)
-        own = torch.from_numpy(sum(privquant.variances(x, self.limit(d), cal)))
+        each = torch.from_numpy(sum(privquant.variances(x, self.limit(d), cal)))
         mean, scale = self.restore(x, d), d / len(at)
         if self.rotated:  # all are mixed with weights of 1/D; pairs add the rest
             square = mean**2 - torch.from_numpy(x**2).mean(1, keepdim=True)
             pairs = privquant.covariance_factor(cal) * square
-            own = own.mean(1, keepdim=True) + pairs
+            each = each.mean(1, keepdim=True) + pairs
         bias, variance = -u.double().cpu(), torch.from_numpy(np.zeros(u.shape))
         bias.index_copy_(1, at, bias.index_select(1, at) + scale * mean)
-        variance.index_copy_(1, at, scale**2 * own[:, : len(at)])
+        variance.index_copy_(1, at, scale**2 * each[:, : len(at)])
         return bias.to(u), variance.to(u.device)
 
     def game(self, relation, d=2, **release):

@@ -24,14 +24,7 @@ from dpcomm.core.checks import (
     shown,
 )
 from ..core.random import seed_tree
-from dpcomm.core.vectors import (
-    check_finite,
-    check_vector,
-    flatten,
-    groups,
-    unflatten,
-)
-from ..core.wire import Bits, header_bits
+from ..core.vectors import check_finite, check_vector, unpack
 from .contract import IntRange, Mechanism, mechanism, register
 from .noisy_sums import AUDITED, LinearSketch
 
@@ -113,15 +106,13 @@ def public_gradients(
     loss: (scores, y) -> mean loss.
     Returns: (d,) sum over steps of |gradient|.
     """
-    names, shapes = list(groups(model)), [p.shape for p in model.parameters()]
-    params = [p.clone().requires_grad_() for p in unflatten(w, shapes)]
     total = torch.zeros_like(w)
     for _ in range(steps):
-        named = dict(zip(names, params))
-        value = loss(torch.func.functional_call(model, named, (x,)), y)
-        grads = torch.autograd.grad(value, params)
-        total += flatten(grads).abs()
-        params = [(p - lr * g).detach().requires_grad_() for p, g in zip(params, grads)]
+        w = w.detach().requires_grad_()
+        scores = torch.func.functional_call(model, unpack(model, w), (x,))
+        (gradient,) = torch.autograd.grad(loss(scores, y), w)
+        total += gradient.abs()
+        w = w - lr * gradient
     return total
 
 # %% ../../nbs/fltop/chapter.ipynb #3cac5fe0
@@ -201,8 +192,8 @@ class TopK(LinearSketch):
         out[:, self.current_support(d).index] = values
         return out
 
-    def bits(self, d):
-        return Bits.of(32 * size(self.fraction, d), header_bits(self.name), 0, d)
+    def payload_bits(self, d):
+        return 32 * size(self.fraction, d)
 
     def downlink_bits(self, d):
         return 32 * (d if self.fresh else size(self.fraction, d))

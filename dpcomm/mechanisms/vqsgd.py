@@ -15,14 +15,8 @@ from torch import Tensor
 
 from ..core.checks import check_size, check_stream
 from ..core.random import private_stream, row_streams
-from dpcomm.core.vectors import (
-    by_columns,
-    check_finite,
-    check_rows,
-    check_vector,
-    clip_l2,
-)
-from ..core.wire import Bits, Message, header_bits, pack_bits
+from ..core.vectors import by_columns, check_finite, check_rows, check_vector
+from ..core.wire import Message, pack_bits
 from dpcomm.mechanisms.contract import (
     COMPRESSES,
     IntRange,
@@ -63,9 +57,6 @@ class VqSgd(Local):
     audit_cases = AUDITED
     ranges = {"clip_norm": "(0, inf)", "eps": "(0, inf]", "repeats": IntRange(1, 2**24)}
 
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
-
     def corners(self, x, rng: np.random.Generator, repeats: int) -> np.ndarray:
         "Draw corners 2 i (+e_i), 2 i + 1 (-e_i), along x or anywhere. [Gandikota et al. 2019]"
         d, size = len(x), np.abs(x)
@@ -73,8 +64,8 @@ class VqSgd(Local):
         along = ends[-1] / (math.sqrt(d) * max(norm, self.clip_norm))
         coin, place = check_stream(rng).random((2, repeats))
         true = np.searchsorted(ends[:-1], place * ends[-1], side="right")
-        more = (d + 1) * 2.0**-49
-        honest = kept(coin, 2 * d, self.eps, rng, min(1.0, along), more)
+        extra = (d + 1) * 2.0**-49
+        honest = kept(coin, 2 * d, self.eps, rng, min(1.0, along), extra)
         return np.where(
             honest, 2 * true + (x[true] < 0), (place * (2 * d)).astype(np.int64)
         )
@@ -98,8 +89,7 @@ class VqSgd(Local):
         # draw the corners, pack their numbers [Gandikota et al. 2019]
         x = check_vector("u", u).double().cpu().numpy()
         drawn = self.corners(x, private_stream(key), self.repeats)
-        packed = pack_bits(drawn, corner_bits(len(u)))
-        return Message(self.name, len(u), packed, self.fingerprint)
+        return self.message(len(u), pack_bits(drawn, corner_bits(len(u))))
 
     def decode(self, message: Message) -> Tensor:
         # [Gandikota et al. 2019]
@@ -107,8 +97,8 @@ class VqSgd(Local):
 
     def message_epsilon(self, d: int = None) -> float:
         # each repetition adds [page vqsgd, Prop. B]
-        known = d is not None and self.eps < math.inf
-        return self.repeats * (exact_eps(d, self.eps) if known else self.eps)
+        counted = d is not None and self.eps < math.inf
+        return self.repeats * (exact_eps(d, self.eps) if counted else self.eps)
 
     def to_summand(self, message: Message) -> np.ndarray:
         # how often a message names each coordinate, with its sign
@@ -123,9 +113,8 @@ class VqSgd(Local):
             total * (self.clip_norm * math.sqrt(d) / (keep * self.repeats))
         )
 
-    def bits(self, d):
-        payload = 8 * -(-self.repeats * corner_bits(d) // 8)
-        return Bits.of(payload, header_bits(self.name), 0, d)
+    def payload_bits(self, d):
+        return self.repeats * corner_bits(d)
 
     @property
     def note(self):
@@ -186,5 +175,5 @@ class VqSgd(Local):
 def exact_eps(d: int, eps: float) -> float:
     "Largest log-ratio that one corner can have. [eq. vqsgd-exact]"
     widest = (1 + (1 - 1 / math.sqrt(d)) / (2 * math.sqrt(d))) / math.sqrt(d)
-    found = eps + math.log(widest + (1 - widest) * math.exp(-eps))
-    return min(eps, found + 1e-12 * (1 + eps))  # more than floats lose
+    ratio = eps + math.log(widest + (1 - widest) * math.exp(-eps))
+    return min(eps, ratio + 1e-12 * (1 + eps))  # more than floats lose
