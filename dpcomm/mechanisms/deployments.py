@@ -128,10 +128,7 @@ class Deployment:
         """
         _check_mechanism(self, mechanism, accountant)
         proved, why = [], None
-        for sampling, releases in _ways(self, mechanism):
-            how = _keywords(self, mechanism, sampling, releases, accountant)
-            if how is None:
-                continue
+        for how in _runs(self, mechanism, accountant):
             try:
                 proved.append(_stated(self, mechanism, mechanism.guarantee(**how)))
             except ValueError as error:
@@ -314,20 +311,6 @@ def _shuffles(deployment, mechanism):
     return deployment.trust == "shuffler" and drawn and isinstance(mechanism, Local)
 
 
-def _ways(deployment, mechanism):
-    "Sampling, releases composed: what may be accounted."
-    s = deployment
-    null, known = s.relation in _NULL, mechanism.samplings
-    drawn = s.sampling != "none" and (null or s.sampling in known)
-    if s.trust == "central" and drawn and (not s.capped or s.sampling == "poisson"):
-        yield s.sampling, s.rounds
-    if _shuffles(s, mechanism) and s.sampling == "fixed" and not s.capped:
-        yield s.sampling, s.rounds
-    twice = s.sampling == "replacement" and mechanism.trust != "local"
-    if not null and not twice:
-        yield "none", s.messages
-
-
 def _relations(mechanism, sampling):
     "Relations that a mechanism has a guarantee for, by sampling; the usual one first."
     drawn = {r: how.get("sampling", sampling) for r, how in mechanism.relations.items()}
@@ -342,24 +325,32 @@ def _takes(cls, name):
     return loose or name in [p.name for p in parameters]
 
 
-def _keywords(deployment, mechanism, sampling, releases, accountant):
-    "The keywords of a mechanism's own guarantee; None where the relation is not its own."
-    s, m = deployment, mechanism
-    relations = _relations(m, sampling)
-    wanted = s.relation or relations[0] if relations else None
-    if wanted not in relations:
-        wanted = "local" if "local" in relations and wanted in _IMPLIED else None
-    if wanted is None:
-        return None
-    drawn = sampling != "none"
-    given = dict(sampling=sampling, d=s.d, relation=wanted, accountant=accountant)
-    given["n_clients"] = s.n_clients if drawn or m.summed else None
-    given["cohort"] = s.cohort if drawn else None
-    given["unit"] = s.unit if s.unit != "client" else None
-    if _shuffles(s, m):
-        given |= dict(shuffled=s.least, q=s.cohort / s.n_clients if drawn else 1.0)
-    set_ = {k: v for k, v in given.items() if v is not None and _takes(type(m), k)}
-    return dict(rounds=releases, delta=s.delta) | set_
+def _runs(deployment, mechanism, accountant):
+    "Keywords of the mechanism's own guarantee, for each draw that may be accounted."
+    s, m, shuffled = deployment, mechanism, _shuffles(deployment, mechanism)
+    null, runs = s.relation in _NULL, {}
+    drawn = s.sampling != "none" and (null or s.sampling in m.samplings)
+    drawn = drawn and s.trust == "central" and (not s.capped or s.sampling == "poisson")
+    if drawn or shuffled and s.sampling == "fixed" and not s.capped:
+        runs[s.sampling] = s.rounds
+    if not null and (s.sampling != "replacement" or m.trust == "local"):
+        runs["none"] = s.messages
+    for sampling, releases in runs.items():
+        relations = _relations(m, sampling)
+        wanted = s.relation or (relations[0] if relations else None)
+        if wanted not in relations:
+            wanted = "local" if "local" in relations and wanted in _IMPLIED else None
+        if wanted is None:
+            continue
+        drawn = sampling != "none"
+        given = dict(sampling=sampling, d=s.d, relation=wanted, accountant=accountant)
+        given["n_clients"] = s.n_clients if drawn or m.summed else None
+        given["cohort"] = s.cohort if drawn else None
+        given["unit"] = s.unit if s.unit != "client" else None
+        if shuffled:
+            given |= dict(shuffled=s.least, q=s.cohort / s.n_clients if drawn else 1.0)
+        given = {k: v for k, v in given.items() if v is not None and _takes(type(m), k)}
+        yield dict(rounds=releases, delta=s.delta) | given
 
 
 def _check_mechanism(deployment, mechanism, accountant):
@@ -430,7 +421,7 @@ def _stated(deployment, mechanism, made):
 
 def _unproved(deployment, mechanism):
     s, m = deployment, mechanism
-    known = " or ".join(
+    proved = " or ".join(
         {r: 0 for x in ("none", *m.samplings) for r in _relations(m, x)}
     )
     if s.sampling == "replacement" and s.relation in (None, *m.relations):
@@ -441,7 +432,7 @@ def _unproved(deployment, mechanism):
     return (
         f"relation is {shown(s.relation)} with sampling {shown(s.sampling)} and trust"
         f" {shown(s.trust)}; of {m.name} nothing of the kind is proved: leave relation"
-        f" out, or use {known}"
+        f" out, or use {proved}"
     )
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10018

@@ -106,6 +106,8 @@ SIGNS = mechanism("signsgd", clip_norm=1.0, sigma=5.0)
 REC = mechanism("rec", clip_norm=1.0, std=2.0)
 PM = mechanism("pm", bound=1.0, eps=0.1)
 OFTEN = Deployment(10, 9, 50, 1e-5)
+NULL = replace(AMPLIFIED, relation="poisson-null")
+EXACTLY = replace(AMPLIFIED, relation="zero-out", delta=0.0)
 
 
 @tabled(
@@ -124,20 +126,9 @@ OFTEN = Deployment(10, 9, 50, 1e-5)
         (replace(FIXED, visits=100), NOISE, "fixed", "zero-out", 100),
         (replace(FIXED, visits=20), NOISE, "none", "zero-out", 20),
         (AMPLIFIED, REC, "none", "local", 20),
-        (
-            replace(AMPLIFIED, relation="poisson-null"),
-            REC,
-            *("poisson", "poisson-null"),
-            800,
-        ),
+        (NULL, REC, "poisson", "poisson-null", 800),
         (replace(AMPLIFIED, relation="replace"), PM, "none", "replace", 20),
-        (
-            replace(AMPLIFIED, relation="zero-out", delta=0.0),
-            PM,
-            "none",
-            "zero-out",
-            20,
-        ),
+        (EXACTLY, PM, "none", "zero-out", 20),
     ],
 )
 def test_the_smallest_way_that_is_proved_is_stated(s, m, sampling, relation, rounds):
