@@ -11,8 +11,8 @@ import textwrap
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from types import NoneType
-from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -29,10 +29,10 @@ from ..secagg import session
 def examples(d: int, rows: int = None) -> Tensor:
     "Vectors (rows, d) of norm one, of which half, by energy, is common to all."
     usual = min(max(2, 2**18 // d), 16)
-    own = min(rows or usual, d - 1)
-    z = normal((max(own, 1) + 1, d), seed_tree(0, "choose", d)).T
+    count = min(rows or usual, d - 1)
+    z = normal((max(count, 1) + 1, d), seed_tree(0, "choose", d)).T
     axes = torch.linalg.qr(z).Q.T  # common direction first, no two alike
-    if own < 2:
+    if count < 2:
         return axes[:1].expand(2, d).clone()
     return (axes[0] + axes[1:]) / 2**0.5
 
@@ -94,18 +94,18 @@ def _products(u, bias, variance):
     """Mean inner products of a row with its own, and with another client's: of u with
     itself, of e = u + bias with u, of e with itself; and the variance of a row.
     """
-    k, own, all_, V = len(u), [0.0] * 3, [0.0] * 3, 0.0
+    k, alone, all_, V = len(u), [0.0] * 3, [0.0] * 3, 0.0
     parts = (x.split(COLUMNS, 1) for x in (u, bias, variance))
     for a, off, v in zip(*parts):
         a, V = a.double(), V + float(v.double().sum()) / k
         e = a + off.double()
         of_a, of_e = a.sum(0), e.sum(0)
         for i, (x, y) in enumerate(((a, a), (e, a), (e, e))):
-            own[i] += float(x.flatten() @ y.flatten())
+            alone[i] += float(x.flatten() @ y.flatten())
         for i, (x, y) in enumerate(((of_a, of_a), (of_e, of_a), (of_e, of_e))):
             all_[i] += float(x @ y)
     pairs = k * (k - 1)
-    return *((o / k, (all_[i] - o) / pairs) for i, o in enumerate(own)), V
+    return *((o / k, (all_[i] - o) / pairs) for i, o in enumerate(alone)), V
 
 # %% ../../nbs/reference/choosing.ipynb #c4000018
 RATES = (0.1, 0.05)  # clients of a session that may drop out, and collude
@@ -206,13 +206,9 @@ class Candidate:
         return _plain(row | dict(guarantee=self.guarantee.as_dict()))
 
 
-def _plain(value) -> Any:
-    "JSON knows no infinity and no tuple."
-    if isinstance(value, dict):
-        return {name: _plain(v) for name, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(row: dict) -> dict:
+    "As JSON has it, which knows no infinity and no tuple."
+    return msgspec.json.decode(msgspec.json.encode(row, enc_hook=float))
 
 
 @dataclass(frozen=True)
@@ -276,7 +272,11 @@ class Choice:
         return _plain(asked) | dict(definition=self.definition, rows=rows) | about
 
     def __str__(self):
-        return _text(table(self))
+        header, rows, title, notes = table(self)
+        wide = [max(map(len, column)) for column in zip(header, *rows)]
+        lines = ("  ".join(map(str.ljust, row, wide)) for row in (header, *rows))
+        numbered = (f"[{i}] {note}" for i, note in enumerate(notes, 1))
+        return "\n".join([title, *map(str.rstrip, lines), *numbered])
 
 # %% ../../nbs/reference/choosing.ipynb #c4000015
 ORDERED = ("ddgauss", "skellam", "rec", "quantised")  # the first that serves is taken
@@ -537,11 +537,3 @@ def _described(row):
         if k not in USUAL
     )
     return f"{row.name}({given}): {'; '.join(row.gives_up) or 'nobody is trusted'}"
-
-
-def _text(table):
-    header, rows, title, notes = table
-    wide = [max(map(len, column)) for column in zip(header, *rows)]
-    lines = ("  ".join(map(str.ljust, row, wide)).rstrip() for row in (header, *rows))
-    numbered = (f"[{i}] {note}" for i, note in enumerate(notes, 1))
-    return "\n".join([title, *lines, *numbered])

@@ -30,9 +30,9 @@ def decide(answer, prefix: int, bits: int, rng: np.random.Generator, more: int =
     """Ask (prefix, bits) with more bits until the answer is not None.
     [Devroye 1986, Ch. II.2]
     """
-    while (found := answer(prefix, bits)) is None:
+    while (decision := answer(prefix, bits)) is None:
         prefix, bits = more_bits(prefix, bits, rng, more)
-    return found
+    return decision
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc12
 def choose(weights, prefix: int, bits: int, rng: np.random.Generator) -> int:
@@ -57,12 +57,12 @@ def symbols_by_inversion(u: np.ndarray, steps, weights, rng) -> np.ndarray:
     into u -> (m,) weights. rng: further bits.
     """
     ahead = u - np.ascontiguousarray(steps)
-    found = (ahead >= 0).sum(0)
+    symbols = (ahead >= 0).sum(0)
     near = np.abs(ahead, out=ahead).min(0, initial=1) < BLUR
     for at in zip(*np.nonzero(near)):
-        own = row_streams(rng, len(u))[at[0]]
-        found[at] = choose(weights(at), int(u[at] * 2**53), 53, own)
-    return found
+        stream = row_streams(rng, len(u))[at[0]]
+        symbols[at] = choose(weights(at), int(u[at] * 2**53), 53, stream)
+    return symbols
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc03
 GUIDE_BITS = 16  # first bits of a word, which index a guide table

@@ -77,15 +77,6 @@ class Ring:
         half = self.modulus // 2
         return ((check_whole("z", z) + half) & (self.modulus - 1)) - half
 
-    def add(self, a, b) -> np.ndarray:
-        """Sum of two arrays, entry by entry.
-
-        a: array of whole numbers.
-        b: another, of a shape that fits.
-        Returns: int64 in [0, modulus).
-        """
-        return (check_whole("a", a) + check_whole("b", b)) & (self.modulus - 1)
-
     def sum(self, vectors) -> np.ndarray:
         """Sum over the first axis, or of all arrays; none of them is changed.
 

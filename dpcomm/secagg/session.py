@@ -210,9 +210,8 @@ def graph_parameters(
     quorum = (n + bad) // 2 + 1 if malicious else n // 2 + 1
     half, stuck_share = 2.0 ** -(security + 1), 2.0**-correctness
     for k in [*range(2, n - 1, 2), n - 1]:
-        found = _try_degree(n, k, lost, bad, quorum, malicious, half, stuck_share)
-        if found is not None:
-            t, q, exposed, apart, stuck = found
+        if serves := _try_degree(n, k, lost, bad, quorum, malicious, half, stuck_share):
+            t, q, exposed, apart, stuck = serves
             left = 2 * half - exposed - apart, stuck_share - stuck
             chosen = find_committee(n, lost, bad if malicious else 0, *left, q)
             return GraphParameters(k, t, q, exposed, apart, stuck, *chosen)

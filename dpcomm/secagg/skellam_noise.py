@@ -47,8 +47,8 @@ def stirling_coefficients(terms: int) -> tuple:
     "B_2i / (2i (2i - 1)), i = 1..terms, of Stirling's series. [Abramowitz & Stegun 6.1.40]"
     bernoulli = [Fraction(1)]
     for m in range(1, 2 * terms + 1):
-        known = sum(math.comb(m + 1, i) * b for i, b in enumerate(bernoulli))
-        bernoulli.append(-known / (m + 1))
+        before = sum(math.comb(m + 1, i) * b for i, b in enumerate(bernoulli))
+        bernoulli.append(-before / (m + 1))
     return tuple(bernoulli[2 * i] / (2 * i * (2 * i - 1)) for i in range(1, terms + 1))
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #d0pois04

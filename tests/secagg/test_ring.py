@@ -47,15 +47,10 @@ def test_sums_are_pythons(bits, numbers):
     assert [int(x) for x in r.wrap(z)] == [x % 2**bits for x in numbers]
     centred = (sum(numbers) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
     assert int(r.lift(np.array([total]))[0]) == centred
-    ends = int(r.add(r.wrap(z[:1]), r.wrap(z[-1:]))[0])
-    assert ends == (numbers[0] + numbers[-1]) % 2**bits
 
 
-def test_a_ring_has_its_width_and_refuses_others():
+def test_a_ring_has_its_width_and_a_centre():
     assert Ring(16).modulus == 65536 and Ring(np.int64(5)) == Ring(5)
-    for bad in (1, 63, 2.0, None):
-        with pytest.raises(ValueError, match="bits is"):
-            Ring(bad)
     lifted = Ring(3).lift(np.arange(8))
     assert lifted.tolist() == [0, 1, 2, 3, -4, -3, -2, -1] and lifted.dtype == np.int64
 
@@ -94,8 +89,7 @@ def test_the_set_up_is_safe_and_no_stricter_than_needed(n, scale, bound):
 
 
 def test_values_beyond_the_range_are_refused_by_name():
-    given = dict(ring=Ring(16), scale=0.01, bound=1.0, n_clients=5)
-    grid = FixedPoint(**given)
+    grid = FixedPoint(Ring(16), scale=0.01, bound=1.0, n_clients=5)
     nearly = np.array([1 + 0.9 * ring.SLACK])  # float32 clipping may be off by so much
     assert grid.encode(nearly).tolist() == [100]
     why = "2 values outside the declared range.*declare a larger bound"
@@ -104,13 +98,6 @@ def test_values_beyond_the_range_are_refused_by_name():
     for bad in (math.nan, math.inf):
         with pytest.raises(ValueError, match="holds (nan|inf)"):
             grid.encode(np.array([bad]))
-    for wrong, name in (
-        (dict(scale=0.0), "scale"),
-        (dict(bound=-1.0), "bound"),
-        (dict(n_clients=0), "n_clients"),
-    ):
-        with pytest.raises(ValueError, match=f"{name} is"):
-            FixedPoint(**(given | wrong))
 
 
 # ---- fixed-point exponentials and cumulative laws
@@ -223,16 +210,6 @@ def test_the_shortcut_of_the_coins_is_exact(shift):
     assert accepted.tolist() == coins and not all(coins)
     expected, n = sum(math.exp(-float(s)) for s in t), len(t)
     assert abs(accepted.sum() - expected) <= radius(0.5, n) * n
-
-
-@tabled(
-    "t", [Fraction(0), Fraction(1, 1000), Fraction(2, 3), Fraction(1), Fraction(7, 2)]
-)
-def test_coins(t):
-    n = 8000
-    heads = sum(discrete.exp_coin(t, seed_tree(0, "coin", i)) for i in range(n))
-    low, high = count_bounds(n, math.exp(-t))
-    assert low <= heads <= high
 
 
 SAMPLER = (
