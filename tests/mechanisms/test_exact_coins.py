@@ -15,7 +15,7 @@ from tables import tabled
 
 from dpcomm.core.random import below
 from dpcomm.core.wire import unpack_bits
-from dpcomm.mechanisms import imvu, mvu, privquant, signsgd, sqkr, vqsgd
+from dpcomm.mechanisms import contract, imvu, mvu, privquant, signsgd, sqkr, vqsgd
 from dpcomm.secagg.discrete import choose, exp_fixed, symbols_by_inversion
 
 BITS = 2400  # of the number that stands for a draw
@@ -70,12 +70,13 @@ def excess(ratio, eps):
     return float(Fraction(ratio) * exp_fixed(Fraction(eps), 1400) / 2**1400 - 1)
 
 
-def sender(monkeypatch, module, mechanism, u, layout=(math.nan,)):
+def sender(monkeypatch, mechanism, u, layout=(math.nan,)):
     "The payload that a number makes this client send."
 
     def sent(number):
         tape = Tape(number, layout)
-        monkeypatch.setattr(module, "private_stream", lambda key: tape)
+        for module in (contract, sqkr):  # where messages are encoded
+            monkeypatch.setattr(module, "private_stream", lambda key: tape)
         return mechanism.encode(torch.tensor(u), None)
 
     return sent
@@ -87,7 +88,7 @@ def test_sqkr_spends_its_epsilon_for_every_number_of_bits(monkeypatch, nbits, ep
     "Honest bits are +, those of the lie -; so the first bit tells which was sent."
     m = sqkr.Sqkr(1.0, nbits=nbits, eps=eps)
     layout = [0.0] * nbits + [0.9] * nbits + [math.nan]
-    sent = sender(monkeypatch, sqkr, m, [0.1, 0.2], layout)
+    sent = sender(monkeypatch, m, [0.1, 0.2], layout)
     keep = probability(lambda number: sent(number).payload[4] & 128)
     assert -(2**-45) < excess(1 + keep * 2**nbits / (1 - keep), eps) <= 0
 
@@ -116,7 +117,7 @@ def test_vqsgd_spends_its_epsilon_at_the_worst_pair(d, eps):
 def test_a_sign_has_the_probability_of_its_noise(monkeypatch, sigma):
     "Of both signs, to the 2^-41 that `safe` speaks of."
     m = signsgd.SignSgd(1.0, sigma)
-    sent = sender(monkeypatch, signsgd, m, [-1.0])
+    sent = sender(monkeypatch, m, [-1.0])
     rare = probability(lambda number: sent(number).payload[0] & 128)
     with mpmath.workdps(60):
         far = min(37, mpmath.mpf(1.0 / sigma))
@@ -132,7 +133,7 @@ def test_a_sign_has_the_probability_of_its_noise(monkeypatch, sigma):
 def test_a_logistic_coin_has_its_probability_on_both_sides(monkeypatch, beta, sign):
     "The high side reads its first 69 bits backwards; here they are turned round again."
     m = imvu.Imvu(1.0, eps=1.0, beta=beta)
-    sent = sender(monkeypatch, imvu, m, [sign])
+    sent = sender(monkeypatch, m, [sign])
     turned = (2**69 - 1 << BITS - 69) * (sign > 0)
     rare = probability(lambda n: bool(sent(n ^ turned).payload[0]) != (sign > 0))
     small = Fraction(exp_fixed(Fraction(min(beta, 700)), BITS), 2**BITS)
@@ -143,7 +144,7 @@ def test_a_table_of_i_mvu_gives_rare_symbols_their_share(monkeypatch):
     table = mvu.solve(2.0, 2, 2)
     m = imvu.Imvu(1.0, eps=2.0, beta=40.0, table=table)
     p = imvu.pmf(0.5 + 40 / 2, table)
-    sent = sender(monkeypatch, imvu, m, [1.0])
+    sent = sender(monkeypatch, m, [1.0])
     low = probability(lambda number: not sent(number).payload[0] & 128)
     assert p[0] < 1e-34 and abs(float(low / Fraction(p[0])) - 1) < 1e-12
 
@@ -155,7 +156,7 @@ def test_mvu_spends_what_its_table_spends(monkeypatch, shape, eps):
         eps = 2.0
     m, laws = mvu.Mvu(1.0, eps, *shape), []
     for u in (-1.0, 1.0):
-        sent = sender(monkeypatch, mvu, m, [u])
+        sent = sender(monkeypatch, m, [u])
         symbols = range(len(m.table.alphabet))
 
         def upto(k):

@@ -58,18 +58,6 @@ def test_coordinates_are_uniform_and_distinct():
     assert fit(counts, np.full(20, 1 / 20)) > ALARM
 
 
-def test_answers_are_of_the_coordinates_that_were_drawn():
-    "At eps = 100 each, answers are the truth."
-    m, u = Pm(2.0, 400.0, 4), torch.arange(40.0).reshape(2, 20) / 40
-    at, y = m.answers(u, seed_tree(0))
-    assert at.shape == y.shape == (2, 4) and y.dtype == torch.float32
-    torch.testing.assert_close(y, u.gather(1, at), rtol=0, atol=1e-6)
-    beyond = m.answers(100 * torch.ones(2, 20), seed_tree(0))[1]
-    torch.testing.assert_close(beyond, torch.full((2, 4), 2.0))
-    small = Pm(2.0, 1.0, 4).answers(u, seed_tree(0))[1]
-    assert small.abs().max() <= 2 * pm.half_width(0.25) * (1 + 1e-6)
-
-
 # ---- memory
 
 

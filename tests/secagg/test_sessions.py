@@ -366,20 +366,6 @@ def test_together_means_connected(n, k, data):
     assert protocol.surely_connected(setup, alive) == connected(alive, near)
 
 
-def test_too_few_are_refused():
-    setup = Setup(20, 1, Ring(8), 3, 4, quorum=12, session=bytes(16))
-    everybody, near = set(range(20)), protocol.graph(20, 4, setup.session)[7]
-    gaps = protocol.client_circle(20, setup.session)[[3, 4, 11, 12]]
-    protocol.check_survivors(setup, everybody, everybody, MASKED)
-    for alive, owners, step, named, says in (
-        (set(range(11)), [0], MASKED, SERVER, "11 clients are left; 12 must"),
-        (everybody - {*near[:2].tolist()}, [7], 1, 7, "client 7: 2 of its neighbours"),
-        (everybody - {*gaps.tolist()}, [], 2, SERVER, "fall apart"),
-    ):
-        with refused(BelowThreshold, named, step, says):
-            protocol.check_survivors(setup, alive, owners, step)
-
-
 @tabled(
     "bad",
     [
