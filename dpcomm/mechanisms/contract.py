@@ -311,16 +311,14 @@ class Mechanism:
             )
         return message.payload
 
-    def numbers(
-        self, message: Message, nbits: int, count: int | None, most: int
-    ) -> np.ndarray:
+    def numbers(self, message: Message, nbits: int, most: int) -> np.ndarray:
         """Packed numbers of a message; BadMessage where one is too large.
 
-        message: a `Message`. nbits: bits a number. count: numbers in it; None: one an
-        entry. most: above all of them. Returns (count,) int64.
+        message: a `Message`. nbits: bits a number. most: above all of them. Returns as
+        many as the payload holds, int64.
         """
         payload = self.unwrap(message)
-        packed = unpack_bits(payload, nbits, message.d if count is None else count)
+        packed = unpack_bits(payload, nbits, self.payload_bits(message.d) // nbits)
         if packed.max(initial=0) >= most:
             raise BadMessage(
                 f"message holds {packed.max()}, and {self.name} sends 0..{most - 1}: the"
@@ -460,7 +458,8 @@ class Coded(Mechanism):
 
     def sent(self, message: Message) -> np.ndarray:
         "The symbols of a message; BadMessage where one is none."
-        return self.numbers(message, self.nbits, None, len(self.values(message.d)))
+        self.unwrap(message)  # before its d is believed
+        return self.numbers(message, self.nbits, len(self.values(message.d)))
 
     def decode(self, message: Message) -> Tensor:
         # look the symbols up

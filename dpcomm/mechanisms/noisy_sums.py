@@ -524,12 +524,8 @@ def _refuse(mechanism: Summed, relation: str, sampling: str) -> None:
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscsketc
 AUDITED = tuple(  # of a sketch: parameters, arguments of play, most plays
-    (
-        dict(fraction=1.0, clip_norm=1.0, sigma=s, n_clients=10, tolerance=lost),
-        {},
-        10**6,
-    )
-    for s, lost in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2))
+    (dict(fraction=1.0, clip_norm=1.0, sigma=s, n_clients=10, tolerance=t), {}, 10**6)
+    for s, t in ((1.0, 0.0), (4.0, 0.0), (1.0, 0.2))
 )
 LEAST = 4.0  # steps of a share from which a sum of shares is one discrete Gaussian
 

@@ -342,10 +342,6 @@ class Quantiser(Coded, Local):
         numbers = quantise(x, self.limit(d), self.levels, rng)
         return randomise(numbers, self.calibration(d), rng)
 
-    def sent(self, message: Message) -> np.ndarray:
-        self.unwrap(message)  # before its d is believed
-        return self.numbers(message, self.nbits, self.size(message.d), self.levels)
-
     def to_summand(self, message: Message) -> np.ndarray:
         # level numbers
         return self.sent(message)

@@ -24,18 +24,10 @@ from ..secagg.ring import conditional_round, rounded_norm
 ROUNDINGS = ("zero", "random")
 SLACK = 1 + 2.0**-40  # on the last bits of a double
 REDRAWN = 1e-9  # chance at most that a random rounding is too long and drawn again
-AUDITED = tuple(
-    (
-        dict(clip_norm=1.0, sigma=sigma, level_bits=bits, rounding=rounding),
-        dict(d=d),
-        10**6,
-    )  # then entries of half a step
-    for sigma, bits, rounding, d in (
-        (1.0, 8, "zero", 1),
-        (1.0, 8, "random", 1),
-        (0.5, 2, "zero", 3),
-        (0.5, 2, "random", 16),
-    )
+AUDITED = tuple(  # then entries of half a step
+    (dict(clip_norm=1.0, sigma=s, level_bits=b, rounding=how), dict(d=d), 10**6)
+    for s, b, sizes in ((1.0, 8, (1, 1)), (0.5, 2, (3, 16)))
+    for how, d in zip(ROUNDINGS, sizes)
 )
 
 # %% ../../nbs/baselines/quantised.ipynb #2df9fc5a

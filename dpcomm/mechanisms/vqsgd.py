@@ -83,7 +83,7 @@ class VqSgd(Local):
     def _corners_of(self, message):
         self.unwrap(message)  # before its d is believed
         d = message.d
-        return self.numbers(message, corner_bits(d), self.repeats, 2 * d)
+        return self.numbers(message, corner_bits(d), 2 * d)
 
     def encode(self, u: Tensor, key=None) -> Message:
         # draw the corners, pack their numbers [Gandikota et al. 2019]
