@@ -210,14 +210,13 @@ class Imvu(Coded, LocalRenyi):
         rows = 1 if by_row else max(1, PIECE // max(1, u.shape[1] * others))
         for i in range(0, len(u), rows):
             z, stream = self.logits(u[i : i + rows].cpu()), streams[i]
+            part = drawn[i : i + rows]
             if self.table is None:
-                heads = coins(z.reshape(-1), stream).reshape(z.shape)
-                drawn[i : i + rows] = heads
-            else:
-                law, place = self.log_pmf(z).exp().numpy(), stream.random(z.shape)
-                steps = np.moveaxis(law.cumsum(-1)[..., :-1], -1, 0)
-                symbols = symbols_by_inversion(place, steps, law.__getitem__, stream)
-                drawn[i : i + rows] = symbols
+                part[:] = coins(z.reshape(-1), stream).reshape(z.shape)
+                continue
+            law, place = self.log_pmf(z).exp().numpy(), stream.random(z.shape)
+            steps = np.moveaxis(law.cumsum(-1)[..., :-1], -1, 0)
+            part[:] = symbols_by_inversion(place, steps, law.__getitem__, stream)
         return drawn
 
     def values(self, d):
