@@ -13,7 +13,6 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as theirs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import logsumexp
 from tables import tabled
 
 from dpcomm.privacy import guarantee as said
@@ -39,26 +38,6 @@ ours = settings(max_examples=60, deadline=None, derandomize=True)
 alphas, sigmas, rates = st.floats(1.05, 60), st.floats(0.3, 20), st.floats(1e-3, 0.999)
 
 
-def log_moment_by_quadrature(order, sigma, q, reverse=False):
-    """log A by the trapezoid rule, which is exact to rounding for such integrands; the
-    gain (1+x)^a - 1 - a x keeps small moments.
-    """
-    z = np.linspace(-14 * sigma, order + 14 * sigma + 1, 60_001)
-    log_ratio = np.logaddexp(np.log1p(-q), np.log(q) + (2 * z - 1) / (2 * sigma**2))
-    log_weight = np.log(z[1] - z[0]) - (z / sigma) ** 2 / 2
-    log_weight -= 0.5 * np.log(2 * np.pi * sigma**2)
-    power = 1 - order if reverse else order
-    whole = logsumexp(power * log_ratio + log_weight)
-    if whole > 1:
-        return whole
-    weight, near = np.exp(log_weight), np.abs(power * log_ratio) < 30
-    small = np.expm1(np.minimum(power * log_ratio, 30))
-    small = (small - power * np.expm1(np.minimum(log_ratio, 30))) * weight
-    first = np.exp(log_ratio + log_weight) - weight
-    far = np.exp(power * log_ratio + log_weight) - weight - power * first
-    return np.log1p(np.where(near, small, far).sum())
-
-
 # ---- Renyi curves ----
 
 
@@ -71,11 +50,9 @@ def test_integer_orders_agree_with_dp_accounting(q, sigma):
 
 
 @tabled("q, sigma", GRID)
-def test_fractional_orders_are_the_integral_and_below_dp_accounting(q, sigma):
-    "Which sums absolute binomials there."
+def test_fractional_orders_are_below_dp_accounting(q, sigma):
+    "Which sums absolute binomials there; the page holds ours against the integral."
     found = rdp_subsampled_gaussian(FRACTIONS, sigma, q)
-    exact = [log_moment_by_quadrature(a, sigma, q) / (a - 1) for a in FRACTIONS]
-    np.testing.assert_allclose(found, exact, rtol=2e-7)
     reference = theirs._compute_rdp_poisson_subsampled_gaussian(q, sigma, FRACTIONS)
     assert (found <= reference * (1 + 1e-6)).all()
 

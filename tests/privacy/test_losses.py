@@ -188,16 +188,6 @@ def test_a_rare_clients_bulk_keeps_its_mean_on_a_coarse_grid(mu, part):
         assert abs(up[small] @ y[small] - down[small] @ y[small]) < 0.1 * exact
 
 
-@tabled("which", range(4))
-def test_tails_are_those_of_the_outcomes(which):
-    pair = pairs_of(1.3, 0.1)[which]
-    y, p = outcomes(pair)
-    eps = np.linspace(-0.09, 2, 12) + 1e-4
-    p_above, q_above, p_below, q_below = (np.exp(t) for t in pair.tails(eps))
-    assert np.allclose(p_above + p_below, 1) and np.allclose(q_above + q_below, 1)
-    assert np.allclose(p_above - np.exp(eps) * q_above, curve(y, p, eps), atol=1e-7)
-
-
 @tabled("first, second", [(i, j) for i in range(4) for j in range(i, 4)])
 def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
     a, b = pairs_of(1.3, 0.1)[first], pairs_of(0.7, 0.3)[second]

@@ -7,7 +7,6 @@ import inspect
 import itertools
 import math
 from dataclasses import replace
-from fractions import Fraction
 from unittest.mock import patch
 
 import numpy as np
@@ -47,7 +46,6 @@ from dpcomm.privacy.rec_moments import (
 )
 from dpcomm.privacy.rec_pairs import (
     _covering_lognormal,
-    _gaussian_hockey_stick,
     _ratio_cells,
     _reveal_chance,
     null_slot_pairs,
@@ -76,16 +74,6 @@ def close(found, exact, most=1e-8):
 # ---- moments
 
 
-@tabled(
-    "j, s",
-    [(1.01, 4), (1.5, 1), (2, 0.01), (2, 8), (7.3, 0.87), (20, 1.5), (128, 0.545)]
-    + [(-1, 0.3), (-5, 1.0), (-30, 0.5), (-100, 0.3)],
-)
-def test_moments_of_two_candidates(j, s):
-    exact = two_candidates(lambda log_w: j * log_w, s, 2 * abs(j) * s)
-    assert close(log_moment(j, s, 2), exact)
-
-
 @tabled("j, s", [(2, 0.5), (2, 2.0), (3.5, 1.0), (10, 0.8)])
 def test_forward_moments_of_three_candidates_by_a_product_rule(j, s):
     v = np.linspace(-9, 9 + j * s, 160 + int(4 * j * s))
@@ -103,27 +91,6 @@ def test_the_first_moment_is_one_and_a_still_client_gives_one(K):
     j = np.array([[2.0, -3, 1.5], [0, -1, 7]])
     alone = [[float(log_moment(x, 0.8, K)) for x in row] for row in j]
     np.testing.assert_allclose(log_moment(j, 0.8, K), alone, rtol=1e-12)
-
-
-def fraction_moment(m: int, K: int, x: int) -> Fraction:
-    "E w^-m where e^(s^2) = x is an integer: sum over all compositions of m, in exact arithmetic."
-    total, f = 0, math.factorial
-    for parts in itertools.product(range(m + 1), repeat=K - 1):
-        i = sum(parts)
-        if i <= m:
-            ways = f(m) // f(m - i) // math.prod(map(f, parts))
-            powers = math.prod(x ** (r * (r - 1) // 2) for r in parts)
-            total += ways * x ** (i * (i + 1) // 2) * powers
-    return Fraction(total, K**m)
-
-
-@tabled(
-    "m, K, x",
-    [(1, 2, 3), (2, 2, 3), (6, 2, 2), (3, 3, 2), (4, 4, 5), (2, 7, 10), (5, 4, 2)],
-)
-def test_reverse_moments_in_exact_fractions(m, K, x):
-    found = log_moment(-m, math.sqrt(math.log(x)), K)
-    assert close(found, math.log(fraction_moment(m, K, x)), 1e-11)
 
 
 def test_curves_are_monotone_in_norm_and_cover_every_split():
@@ -301,18 +268,6 @@ def test_the_bracket_at_mnist(c, relation, low, high):
     found = pld_bracket(c, run, delta)
     assert low < found[0] <= found[1] < high and found[1] < 1.001 * found[0]
     assert found[1] < exact_epsilon(c, run, delta, "balle").eps
-
-
-@tabled("share", [0.5, 0.8, 1.0])
-def test_a_lognormal_covers_two_groups(share):
-    "K = 2: hockey-stick curves of the product of two ratios on a product grid."
-    c, v = 0.8, np.linspace(-9, 9, 1201)
-    p = np.outer(*(2 * [norm.pdf(v) * (v[1] - v[0])])).ravel()
-    logs = [log_ratio(c * f**0.5, v) for f in (share, 1 - share)]
-    w = np.exp(np.add.outer(*logs)).ravel()
-    for alpha in (0.05, 0.3, 0.8, 1.5, 3.0):
-        stick = p @ np.maximum(w - alpha if alpha >= 1 else alpha - w, 0)
-        assert stick <= _gaussian_hockey_stick(np.array(alpha), 2 * c * c)
 
 
 def test_the_cover_of_one_group_is_tight_and_honest():

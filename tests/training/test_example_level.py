@@ -117,27 +117,6 @@ def test_the_release_bypasses_the_clip():
     assert abs(clipped[0] - expected["imvu"][0]) > 10 * radius(IMVU.step, 4000)
 
 
-MADE = contract.mechanism
-WRONG = [
-    MADE("gaussian", clip_norm=1.0, sigma=1.0, exact=False),
-    MADE("gaussian", clip_norm=1.0, sigma=1.0, local=True),
-    MADE("imvu", clip_norm=1.0, eps=1.0, clamp=True),
-]
-
-
-@tabled("mech", [*WRONG, MADE("sqkr", clip_norm=1.0)])
-def test_what_cannot_release_a_sum_is_refused(mech):
-    task = Task(models.build("linear", seed_tree(0)), federation(), mech, CONFIG, 0)
-    says = "must release a sum of any length" if mech in WRONG else "'sqkr'; it must be"
-    for call in (
-        lambda: example_level.release(mech, torch.zeros(3), seed_tree(0)),
-        lambda: example_level.guarantee(mech, 3),
-        lambda: example_level.simulate(task),
-    ):
-        with pytest.raises(ValueError, match=says):
-            call()
-
-
 # ---- what is proved
 
 

@@ -124,17 +124,6 @@ def test_a_residual_block_against_its_formula():
         close(block(x)[1:2], block(x[1:2]))
 
 
-def test_the_mortality_network_is_kerass():
-    net = models.mlp(7280, seed_tree(0))
-    assert len(weights(net)) == 1_496_601
-    for layer in net[::2]:
-        bound = (6 / sum(layer.weight.shape)) ** 0.5
-        assert (
-            0.99 * bound < float(layer.weight.detach().abs().max()) <= bound * 1.000001
-        )
-        assert not layer.bias.any()
-
-
 def test_scores_of_a_rare_class_by_hand():
     "Log-odds are the features: 3 of 4 deaths, 1 of 2 survivors; ordered pairs."
     net = nn.Sequential(nn.Linear(1, 1))

@@ -124,19 +124,6 @@ def test_a_mechanism_that_guarantees_nothing_trains_in_a_deployment_too(capsys):
     assert "no privacy: mechanism vqsgd" in capsys.readouterr().out
 
 
-def test_a_callback_ends_a_run_early():
-    model, people, test, mechanism, deployment = parts()
-
-    class Enough(Callback):
-        def on_evaluate(self, run, task):
-            return run.round >= 2
-
-    how = dict(test=test, callbacks=[Enough()], eval_every=1, progress=False)
-    run = dpcomm.train(model, people, mechanism, deployment, **how)
-    assert run.round == 2 and not run.finished and len(run.history) == 2
-    assert torch.equal(pack(run.model()), run.w.detach())
-
-
 def test_what_no_guarantee_covers_is_left_out_unless_asked_for():
     model, people, test, mechanism, deployment = parts()
     how = dict(test=test, progress=False)
