@@ -488,6 +488,7 @@ class Private(Promised, _Base):
     model: network whose parameters with a gradient train, and with whose computation a
         mod's must agree; None: see `what_trains`.
     statistics: 'refuse' running averages, or leave each client's own on the 'client'.
+    eps: None. A run without privacy is the strategy unwrapped, its clients without the mod.
     """
 
     def __init__(
@@ -501,7 +502,14 @@ class Private(Promised, _Base):
         seconds: float = 600.0,
         model=None,
         statistics: str = "refuse",
+        eps: float | None = None,
     ):
+        if eps is not None:
+            raise ValueError(
+                f"eps is {shown(eps)}; a node with the mod sends nothing bare, so a run"
+                " without privacy is the strategy itself: start it unwrapped, with clients"
+                " without the mod; for another eps pass deployment.calibrate(name, eps=...)"
+            )
         _fitting(mechanism, keys)
         drawn = ("fixed", "none") + ("poisson",) * (not mechanism.summed)
         super().__init__(mechanism, deployment, max_epsilon, seed, drawn)

@@ -187,18 +187,10 @@ def check_promise(
     )
 
 # %% ../../nbs/training/federated.ipynb #3cd4f13d
-def check_deployment(deployment) -> Deployment:
-    "Refuse what is no deployment."
-    if not isinstance(deployment, Deployment):
-        raise TypeError(
-            f"deployment is {shown(deployment)}; it must say who takes part and how often:"
-            " pass dpcomm.Deployment(n_clients=..., cohort=..., rounds=..., delta=...)"
-        )
-    return deployment
-
-
 def said_by(deployment: Deployment) -> dict:
     "Settings of a Config that a deployment decides."
+    how = "who takes part: dpcomm.Deployment(n_clients=..., cohort=..., rounds=..., delta=...)"
+    check_kind("deployment", deployment, Deployment, how)
     drawn = "fixed" if deployment.sampling == "none" else deployment.sampling
     return dict(cohort=deployment.cohort, rounds=deployment.rounds, sampling=drawn)
 
@@ -209,14 +201,12 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
     A setting of the config that is its default gives way; one that contradicts the
     deployment is refused. `counts`: entries of a message besides the update's.
     """
-    s, d = check_deployment(deployment), len(pack(check_model(task.model)))
+    s, said, d = deployment, said_by(deployment), len(pack(check_model(task.model)))
     given, usual = task.config, Config()
-    here = {name: getattr(given, name) for name in said_by(s)}
+    here = {name: getattr(given, name) for name in said}
     here = {k: None if v == getattr(usual, k) else v for k, v in here.items()}
     here |= dict(n_clients=task.n_clients, d=d, unit=unit, visits=task.visits)
-    there = said_by(s) | dict(
-        n_clients=s.n_clients, d=s.d, unit=s.unit, visits=s.visits
-    )
+    there = said | dict(n_clients=s.n_clients, d=s.d, unit=s.unit, visits=s.visits)
     for name, value in here.items():
         silent = value is None or name == "d" and s.d is None
         if value != there[name] and not silent:
@@ -226,7 +216,7 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
             )
     visits = s.messages if s.sampling == "replacement" else s.visits
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
-    task = replace(task, config=replace(given, **said_by(s)), visits=visits)
+    task = replace(task, config=replace(given, **said), visits=visits)
     if s.visits is not None:
         task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled
 
@@ -492,12 +482,8 @@ def simulate(
     for each in callbacks:
         instance = "an instance of dpcomm.training.callbacks.Callback or of a subclass"
         check_kind("a callback", each, Callback, instance)
-    if not isinstance(task, Task):
-        raise TypeError(
-            f"task is a {type(task).__name__}; it must be a Task: pass Task(model,"
-            " Federation.of(clients, test=(x, y)), mechanism, Config(...), seed), or call"
-            " train(model, clients, mechanism, deployment, test=(x, y))"
-        )
+    made = "Task(model, Federation.of(clients, test), mechanism, Config(), seed)"
+    check_kind("task", task, Task, f"{made}, or call train(model, clients, ...)")
     call = (Callable, NoneType)
     for name, value, kinds, how in (
         ("train_loss", train_loss, bool, "True or False"),
@@ -626,7 +612,7 @@ def train(
         eps=math.inf, which trains without privacy.
     Returns: the run; its history has accuracy or loss, and eps; `run.model()` is trained.
     """
-    said = said_by(check_deployment(deployment))
+    said = said_by(deployment)
     config = {f.name for f in fields(Config)}
     options = {*inspect.signature(simulate).parameters} - {"task", "deployment"}
     decided = {f.name for f in fields(deployment)} - config - options

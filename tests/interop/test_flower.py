@@ -1,6 +1,7 @@
 "What of the Flower module needs no Flower: what travels, what fits, and the refusal."
 
 import importlib.util
+import math
 
 import numpy as np
 import pytest
@@ -82,3 +83,10 @@ def test_without_flower_a_sentence_says_what_to_install():
     for make in (flower.mod, lambda m: flower.Private(None, m, None)):
         with pytest.raises(NotInstalled, match="flwr.* is .* the extra flower brings"):
             make(used)
+
+
+def test_a_run_without_privacy_is_the_strategy_unwrapped():
+    used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0)
+    says = "^eps is inf; .* is the strategy itself: start it unwrapped"
+    with pytest.raises(ValueError, match=says):
+        flower.Private(None, used, None, eps=math.inf)
