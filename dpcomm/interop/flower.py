@@ -98,8 +98,8 @@ def what_trains(arrays: dict, module=None) -> tuple:
     """
     if module is not None:
         names, shared = [*trainable(module)], "shared with "
-        said = left_out(module).items()
-        copies = {k: why.removeprefix(shared) for k, why in said if shared in why}
+        reasons = left_out(module).items()
+        copies = {k: why.removeprefix(shared) for k, why in reasons if shared in why}
         if absent := sorted({*names, *copies} - {*arrays}):
             raise ValueError(
                 f"model has {absent[0]}, which is not among the arrays of the run: pass"
@@ -393,8 +393,8 @@ class _Node:
             return party.reply_hello(asked.nonce, *self.of_run)
         what = now, asked.entries, asked.cohort, self.of_run[0], asked.round
         setup = sums.session_of(*what, party.members.threshold)
-        said = party.reply(setup, asked.cohort, asked.step, asked.mail, vector)
-        return dict(message=said)
+        mail = party.reply(setup, asked.cohort, asked.step, asked.mail, vector)
+        return dict(message=mail)
 
 
 def _model(content):
@@ -596,12 +596,12 @@ class Private(Promised, _Base):
         names, copies = what_trains(before, self.network)
         made = self.strategy.configure_train(server_round, arrays, config, grid)
         letters = self._cohort([*made], len([*grid.get_node_ids()]), t)
-        said = dict(mechanism=repr(self.mechanism), round=t, rounds=where.rounds)
-        said |= dict(clients=where.n_clients, trains=names)
+        fields = dict(mechanism=repr(self.mechanism), round=t, rounds=where.rounds)
+        fields |= dict(clients=where.n_clients, trains=names)
         if self.network is not None:
-            said["computation"] = computation(self.network)
+            fields["computation"] = computation(self.network)
         record = _model(letters[0].content)[0] if letters else "arrays"
-        self._round = _Round(t, before, names, copies, record, said, grid)
+        self._round = _Round(t, before, names, copies, record, fields, grid)
         if where.d not in (None, self._round.d):
             raise PrivacyBudgetExhausted(
                 f"the model has {self._round.d} trainable entries, and the deployment"
@@ -613,7 +613,7 @@ class Private(Promised, _Base):
             due = self._begun(by_node)
             return [self._letter(node, due[node], by_node[node]) for node in due]
         for letter in letters:
-            letter.content[CARRIER] = ConfigRecord(said)
+            letter.content[CARRIER] = ConfigRecord(fields)
         return letters
 
     def _cohort(self, letters, here, t):
@@ -672,10 +672,10 @@ class Private(Promised, _Base):
         noise = private_stream(self.key(now.t + 1, "noise"))
         mean = total.average(self.deployment.cohort, noise)
         after = moved(now.before, mean, now.names, now.copies)
-        said = _means(r for r in replies if r.metadata.src_node_id in heard)
-        said[getattr(self.strategy, "weighted_by_key", "num-examples")] = 1.0
+        averages = _means(r for r in replies if r.metadata.src_node_id in heard)
+        averages[getattr(self.strategy, "weighted_by_key", "num-examples")] = 1.0
         content = {now.record: ArrayRecord({k: Array(v) for k, v in after.items()})}
-        content["metrics"] = MetricRecord(said)
+        content["metrics"] = MetricRecord(averages)
         letter = Letter(RecordDict(content), dst_node_id=0, message_type="train")
         arrays, metrics = self.strategy.aggregate_train(server_round, [letter])
         self.arrays = self.arrays if arrays is None else arrays

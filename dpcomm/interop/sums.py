@@ -139,8 +139,8 @@ def approve(folder, who: str, least: int, threshold: int | None = None) -> Path:
     folder, key = Path(folder), read_key(folder, who)
     keys = (folder / "directory.json").read_bytes()
     listed = read_json("directory.json", keys, dict[int, Key], FIX)
-    said = dict(directory=listed, least=least, threshold=threshold)
-    text = json.dumps(said, sort_keys=True)
+    terms = dict(directory=listed, least=least, threshold=threshold)
+    text = json.dumps(terms, sort_keys=True)
     read_json("directory.json", text, Members, FIX)
     signature = key.sign(APPROVED + text.encode()).hex()
     signed = json.dumps(dict(signed=text, signature=signature)).encode()
@@ -272,11 +272,11 @@ class Party:
         with closing(client):
             if vector is not None:
                 client.vector = vector
-            said = client.receive(mail) if step else client.start()
+            answer = client.receive(mail) if step else client.start()
             if step < len(ROUNDS) - 1:
                 due = self.states / f"{name}-{step + 1}.state"
                 store_secret(due, client.state())
-        return said
+        return answer
 
 # %% ../../nbs/interop/sums.ipynb #932120f0
 class Gatherer:

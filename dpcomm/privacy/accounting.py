@@ -284,18 +284,18 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
     far = 2 if relation in SWAPS else 1
     if q == 1:
         return gaussian_eps(sigma / far, delta, rounds)
-    found = math.inf
+    composed = math.inf
     usual = COMPOSED[0] <= sigma <= COMPOSED[1] and delta >= 1e-100
     if usual and q > 0 and rounds <= MOST_COMPOSED:
         args = (max(q, 1e-12), relation, "poisson", None)
         pairs = gaussian_pairs(1 / sigma, *args) if hidden else ()
         pairs = pairs or seen_pairs(far / sigma, args[0], None)
-        found = max(upper_end([(pair, rounds)], delta) for pair in pairs)
-    if delta >= PLAIN[0] and rounds <= PLAIN[1] and PLAIN[2] < found < math.inf:
-        return found
+        composed = max(upper_end([(pair, rounds)], delta) for pair in pairs)
+    if delta >= PLAIN[0] and rounds <= PLAIN[1] and PLAIN[2] < composed < math.inf:
+        return composed
     rate = q if hidden and far == 1 else 1.0
     curve = compose(rdp_subsampled_gaussian(ORDERS, sigma / far, rate), rounds)
-    return min(rdp_to_eps(ORDERS, curve, delta, "balle")[0], found)
+    return min(rdp_to_eps(ORDERS, curve, delta, "balle")[0], composed)
 
 # %% ../../nbs/foundations/accounting.ipynb #8ec11eec
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
@@ -404,10 +404,10 @@ def _pure_eps(eps, rounds, delta):
     laws = (binom.logpmf(k, rounds, p)[::-1] for p in (often, rare))
     above, null = (np.logaddexp.accumulate(law)[::-1] for law in laws)
     above = np.exp(above) * (1 + slack)
-    more = np.flatnonzero(above - np.exp(loss + null) * (1 - slack) > delta)
-    if not len(more):
+    above_delta = np.flatnonzero(above - np.exp(loss + null) * (1 - slack) > delta)
+    if not len(above_delta):
         return 0.0
-    if (i := more[-1]) == rounds:
+    if (i := above_delta[-1]) == rounds:
         return rounds * eps
     last = math.log(max(above[i + 1] - delta, 1e-300) / (1 - slack)) - null[i + 1]
     return max(0.0, float(np.clip(last, loss[i], loss[i + 1])))
@@ -430,16 +430,16 @@ def pure_guarantee(
     rounds = int(check_between("rounds", rounds, 1, 2**53))
     check_everyone(sampling)
     check_choice("accountant", accountant, PURE_ACCOUNTANTS)
-    total, told = rounds * eps, dict(accountant="pure", note=note)
+    total, account = rounds * eps, dict(accountant="pure", note=note)
     low, high = COMPOSED_PURE
     composed = accountant == "pld" and 1 < rounds <= MOST_COMPOSED and delta >= 1e-100
     if composed and low <= eps <= high:
-        found = _pure_eps(eps, rounds, float(delta))
-        if found < total:
-            said = "every message is pure, and their losses are composed"
-            total, told = found, dict(accountant="pld", note=said)
+        composed_eps = _pure_eps(eps, rounds, float(delta))
+        if composed_eps < total:
+            how = "every message is pure, and their losses are composed"
+            total, account = composed_eps, dict(accountant="pld", note=how)
     about = dict(unit="client", relation="local", sampling="none", trust="local")
-    return Guarantee(total, delta, scope="total", rounds=rounds, **about, **told)
+    return Guarantee(total, delta, scope="total", rounds=rounds, **about, **account)
 
 # %% ../../nbs/foundations/accounting.ipynb #de0c285e
 def calibrate(

@@ -55,10 +55,10 @@ class Audit:
     direction: str = ""
 
     def __str__(self):
-        found = ", ".join(text for text in (self.direction, self.attack) if text)
+        tests = ", ".join(text for text in (self.direction, self.attack) if text)
         return (
             f"audited eps >= {self.eps:.4g} at delta = {self.delta:.3g} by"
-            f" {self.method} of {self.trials:,}{' (' + found + ')' if found else ''};"
+            f" {self.method} of {self.trials:,}{' (' + tests + ')' if tests else ''};"
             f" false with probability at most {self.alarm:.2g}"
         )
 
@@ -377,12 +377,12 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
             f"claims hold {eps.size} eps and {delta.size} delta: pass pairs"
         )
     (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
-    tests, found = _select_tests(here, there, eps, delta), []
+    tests, judged = _select_tests(here, there, eps, delta), []
     for test, cut, k in tests:
         hot, cold = _oriented(here_left, there_left, *test)
         at = min(delta[k], 1.0)
-        found.append((_count_test(hot, cold, cut, eps[k], at, len(tests)), test))
-    counts, test = min(found, key=lambda one: (one[0][0], -one[0][2]))
+        judged.append((_count_test(hot, cold, cut, eps[k], at, len(tests)), test))
+    counts, test = min(judged, key=lambda one: (one[0][0], -one[0][2]))
     (pvalue, eps, delta, caught, false), (attack, direction, _) = counts, test
     worlds = _check_scores(present), _check_scores(absent)
     trials = min(len(x) for world in worlds for x in world.values())
@@ -405,8 +405,8 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     Returns: (eps, delta), arrays: everything claimed of one release at once.
     """
     play = _game_arguments(mechanism, relation, arguments)
-    known = mechanism.relations[relation]
-    release = {name: arguments.get(name, value) for name, value in known.items()}
+    usual = mechanism.relations[relation]
+    release = {name: arguments.get(name, value) for name, value in usual.items()}
     points = [(EPS, mechanism.privacy_profile(relation, EPS, **play))]
     stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]
     points += [([g.eps], [g.delta]) for g in stated if g.eps <= LARGEST_EPS]
@@ -461,8 +461,8 @@ def message_scores(mechanism, present: bool, n: int, rng, d: int = 4) -> dict:
 def message_relation(mechanism) -> str | None:
     "The relation under which one message is private by itself, or None."
     for relation in ("zero-out", "local"):
-        known = relation in mechanism.relations
-        if known and claim(mechanism, relation, 0.1).trust == "local":
+        offered = relation in mechanism.relations
+        if offered and claim(mechanism, relation, 0.1).trust == "local":
             return relation
 
 
@@ -570,14 +570,14 @@ class Case:
             present, absent = (
                 message_scores(m, here, n, rng) for here in (True, False)
             )
-            known = message_claims(m)
+            claimed = message_claims(m)
         else:
             values = map(str, self.arguments.values())
             rng = seed_tree(seed, "audit", repr(m), relation, *values)
             present, absent = _both_worlds(m, relation, n, rng, self.arguments)
-            known = claims(m, relation, **self.arguments)
+            claimed = claims(m, relation, **self.arguments)
         bound = distinguish(present, absent, delta, alarm)
-        return claim(m, relation, delta), bound, judge(present, absent, known, alarm)
+        return claim(m, relation, delta), bound, judge(present, absent, claimed, alarm)
 
 
 def cases(settings) -> list[Case]:
@@ -586,15 +586,15 @@ def cases(settings) -> list[Case]:
     settings: of one mechanism: triples (mechanism, arguments of its game, most plays).
     Returns: list[Case] in the order in which they are played.
     """
-    found = [
+    games = [
         Case(mechanism, relation, arguments, most)
         for mechanism, arguments, most in settings
         for relation in mechanism.relations
     ]
     for mechanism, _, _ in settings:
         if relation := message_relation(mechanism):
-            return [*found, Case(mechanism, relation, {"path": "messages"}, MESSAGES)]
-    return found
+            return [*games, Case(mechanism, relation, {"path": "messages"}, MESSAGES)]
+    return games
 
 # %% ../../nbs/foundations/audit.ipynb #acex0003
 LEGEND = (

@@ -51,7 +51,7 @@ INNER = 8  # points on either side of 0 whose gaps are looked at more closely
 
 def _inwards(p, q, w, point, least):
     "Points and cell ends from one side on: cells have means w, until mass least is passed."
-    found, a, b, i = [], 0.0, 0.0, int((p > 0).argmax())
+    cells, a, b, i = [], 0.0, 0.0, int((p > 0).argmax())
     k, sign, before = int(np.searchsorted(point, i)), 1 if w[-1] > w[0] else -1, 0.0
     p, q, w, point = (x.tolist() for x in (p, q, w, point))
     while k < len(w) and i < len(p) and a < least:
@@ -62,11 +62,11 @@ def _inwards(p, q, w, point, least):
         part = before / (before - off) if before < off else 1.0
         a = p[i - 1] + part * (p[i] - p[i - 1])
         b = q[i - 1] + part * (q[i] - q[i - 1])
-        found.append((k, i - 1 + part))
+        cells.append((k, i - 1 + part))
         before = 0.0
         while k < len(w) and point[k] < i:
             k += 1
-    return found
+    return cells
 
 
 def _cells_of(pair, y):
@@ -124,9 +124,9 @@ def _rounded_down(pair, y):
     with np.errstate(over="ignore"):
         left = np.append(0, np.maximum(off[1:], 0) / np.expm1(gap))
     right = np.append(np.minimum(off[:-1], 0) / np.expm1(-gap), 0)
-    found = np.zeros(len(y))
-    found[used] = _lent(mass, off, left, right)
-    return found
+    masses = np.zeros(len(y))
+    masses[used] = _lent(mass, off, left, right)
+    return masses
 
 
 def _lent(mass, off, left, right):
@@ -135,12 +135,12 @@ def _lent(mass, off, left, right):
     able[0] &= off[0] < 0
     while True:
         stays = np.where(able | (off >= 0), mass, 0)
-        own = stays + able * (left + right)
-        own[:-1] += (mass - stays)[1:] - (able * left)[1:]
-        own[1:] -= (able * right)[:-1]
-        short = own < 0
+        left_over = stays + able * (left + right)
+        left_over[:-1] += (mass - stays)[1:] - (able * left)[1:]
+        left_over[1:] -= (able * right)[:-1]
+        short = left_over < 0
         if not short.any():
-            return own
+            return left_over
         able[1:] &= ~(short[:-1] & (left[1:] > 0))
         able[:-1] &= ~(short[1:] & (right[:-1] > 0))
 
@@ -195,14 +195,14 @@ OUTSIDE = 1e-14  # part of a tilted distribution that may miss the window
 
 def _log_mgf(mass, y, theta):
     "log sum mass e^(theta y), for an array of theta."
-    log_mass, found = np.log(mass), np.empty(np.shape(theta))
+    log_mass, logs = np.log(mass), np.empty(np.shape(theta))
     for i, t in np.ndenumerate(theta):  # one at a time stays in the cache
         exponent = t * y
         exponent += log_mass
         top = exponent.max()
         exponent -= top
-        found[i] = top + np.log(np.exp(exponent, out=exponent).sum())
-    return found
+        logs[i] = top + np.log(np.exp(exponent, out=exponent).sum())
+    return logs
 
 
 def _rough(pair, rare):
@@ -287,8 +287,8 @@ def _composed(laws, theta, step, size, first):
     log_z, log_most, share, scale, relative = 0.0, 0.0, 0.0, 0.0, 0.0
     rate = 5 * UNIT * math.log2(size)
     for k, mass, rounds in laws:
-        own = float(_log_mgf(mass, k * step, theta))
-        tilted = np.exp(np.log(mass) + theta * step * k - own)
+        log_mean = float(_log_mgf(mass, k * step, theta))
+        tilted = np.exp(np.log(mass) + theta * step * k - log_mean)
         z = np.fft.rfft(np.bincount(k % size, tilted, size))
         error = 2 * rate * tilted.sum()
         most = np.abs(z) + error
@@ -296,8 +296,8 @@ def _composed(laws, theta, step, size, first):
             log_z = log_z + rounds * np.log(z)
         log_most = log_most + rounds * np.log(most)
         share = share + rounds * (error / most + 16 * UNIT)
-        scale += rounds * own
-        size_of = 750 + theta * step * float(np.abs(k).max()) + abs(own)
+        scale += rounds * log_mean
+        size_of = 750 + theta * step * float(np.abs(k).max()) + abs(log_mean)
         relative += rounds * 8 * UNIT * size_of
     law = np.fft.irfft(np.exp(log_z), size)[(first + np.arange(size)) % size]
     error = 2 / size * float(np.exp(log_most) @ (share + rate))
@@ -368,10 +368,10 @@ def _read_up(x, above, null, left, slip):
 
 def _read_down(x, above, null, left, slip):
     "An epsilon at which the curve exceeds left; 0 where there is none."
-    more = np.flatnonzero(above - null > left)
-    if not len(more):
+    exceeds = np.flatnonzero(above - null > left)
+    if not len(exceeds):
         return 0.0
-    j, eps = more[-1] + 1, x[more[-1]]
+    j, eps = exceeds[-1] + 1, x[exceeds[-1]]
     if j < len(x):
         eps = _between(x, above, null, max(left[j - 1], left[j]), j)
     return max(0.0, float(eps) - slip)

@@ -49,11 +49,11 @@ def theorem1_epsilon(
     curve = compose(rdp_subsampled_gaussian(orders, sigma, q), rounds)
     how = dict(unit="client", relation="add-remove", sampling="poisson", scope="total")
     how |= dict(trust="central", accountant="theorem1", rounds=rounds, q=float(q))
-    told = (
+    text = (
         "as the paper accounts it, for independent cohorts, while it draws a fixed"
         " number"
     )
-    return guarantee_from_rdp(orders, curve, delta, premises={"sampling": told}, **how)
+    return guarantee_from_rdp(orders, curve, delta, premises={"sampling": text}, **how)
 
 # %% ../../nbs/fltop/privacy.ipynb #032b73d3
 FIXED_RELATIONS = ("add-remove", "replace", "zero-out")  # for cohorts of a fixed size
@@ -192,11 +192,11 @@ def known_cohort_epsilon(
     how = dict(unit="client", relation=relation, sampling="none", scope="total")
     how |= dict(trust="secagg", accountant="gaussian-exact")
     how |= dict(rounds=max(participations, 1))
-    told = (
+    note = (
         f"takes part in {participations} known rounds; {honest:.0%} of the noise counts"
     )
     return Guarantee(
-        gaussian_eps(scale, delta, participations), delta, note=told, **how
+        gaussian_eps(scale, delta, participations), delta, note=note, **how
     )
 
 # %% ../../nbs/fltop/privacy.ipynb #4c60dd97

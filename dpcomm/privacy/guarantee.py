@@ -240,8 +240,8 @@ def _check_guarantee(g):
 # %% ../../nbs/foundations/guarantee.ipynb #4c1d3396
 def _sentence(g):
     "A short line with the numbers, then a line per field; what is not met first."
-    said = "; ".join(f"{text} (premise {name})" for name, text in g.premises.items())
-    premise = f"{said[0].upper()}{said[1:]}: " if said else ""
+    stated = "; ".join(f"{text} (premise {name})" for name, text in g.premises.items())
+    premise = f"{stated[0].upper()}{stated[1:]}: " if stated else ""
     many = "s" * (g.rounds != 1)
     run = f" of {g.rounds:,} round{many}" if g.rounds and g.scope == "total" else ""
     rate = f", q = {g.q:.4g}" if g.q is not None and g.sampling != "none" else ""
@@ -262,8 +262,8 @@ def recorded(fields: dict) -> Guarantee:
     if "premises" in fields:
         return Guarantee(**fields)
     fields = dict(fields)
-    told = fields.pop("premise", "")
-    made = Guarantee(**fields, premises={"sampling": told} if told else {})
+    premise = fields.pop("premise", "")
+    made = Guarantee(**fields, premises={"sampling": premise} if premise else {})
     null = made.relation in ("null-slot", "poisson-null")
     gaps = made.accountant.startswith("theorem1-")
     return made.assuming(*["neighbours"] * null, *["proof"] * gaps)

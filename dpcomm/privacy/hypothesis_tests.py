@@ -102,8 +102,8 @@ def multinomial_laws(p, q, n: int) -> tuple[np.ndarray, np.ndarray]:
     if m == 2:
         counts = np.stack([np.arange(n + 1), n - np.arange(n + 1)], 1)
     else:
-        words = combinations_with_replacement(range(m), n)
-        counts = np.array([np.bincount(word, minlength=m) for word in words])
+        messages = combinations_with_replacement(range(m), n)
+        counts = np.array([np.bincount(word, minlength=m) for word in messages])
     ways = gammaln(n + 1) - gammaln(counts + 1).sum(1)
     return tuple(np.exp(ways + xlogy(counts, law).sum(1)) for law in (p, q))
 

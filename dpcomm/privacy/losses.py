@@ -115,12 +115,12 @@ def gaussian_losses(
     check_choice("trust", trust, NORMAL)
     q = float(check_number("q", q, "[1e-12, 1]" if sampling != "none" else "[1, 1]"))
     draws = _check_draws(draws, q, sampling)
-    known = EVERY if trust == "central" else SEEN
-    if relation not in known:
+    among = EVERY if trust == "central" else SEEN
+    if relation not in among:
         raise ValueError(
             f"relation is {shown(relation)}; with sampling = {shown(sampling)} and"
             f" trust = {shown(trust)} a dominating pair is proved only for"
-            f" {', '.join(known)}: use one of these"
+            f" {', '.join(among)}: use one of these"
         )
     far = 2.0 if relation in SWAPS else 1.0
     hidden = trust == "central" or sampling == "none"
@@ -188,13 +188,13 @@ def listed_losses(p, q, **about) -> Losses:
         pairs = pairs[:1]
 
     def renyi(orders):
-        orders, found = np.asarray(orders, float), []
+        orders, curves = np.asarray(orders, float), []
         for pair in pairs:
             with np.errstate(divide="ignore", invalid="ignore"):
                 terms = np.multiply.outer(orders, pair.loss) + np.log(pair.q)
             terms[np.isnan(terms)] = np.inf
-            found.append(np.logaddexp.reduce(terms, -1) / (orders - 1))
-        return np.maximum(np.maximum.reduce(found), 0)
+            curves.append(np.logaddexp.reduce(terms, -1) / (orders - 1))
+        return np.maximum(np.maximum.reduce(curves), 0)
 
     local = dict(name="listed", relation="local", trust="local")
     return Losses(pairs=pairs, renyi=renyi, **local | about)
@@ -282,16 +282,16 @@ def _check_list(releases):
 
 def _one_of(releases, name, among=None):
     values = [getattr(release, name) for release, _ in releases]
-    found = sorted({v for v in values if among is None or v in among})
-    if len(found) > 1:
-        first, other = (values.index(v) for v in found[:2])
+    kinds = sorted({v for v in values if among is None or v in among})
+    if len(kinds) > 1:
+        first, other = (values.index(v) for v in kinds[:2])
         raise ValueError(
             f"releases[{first}] ({releases[first][0].name}) has {name}"
-            f" {shown(found[0])} and releases[{other}] ({releases[other][0].name})"
-            f" {shown(found[1])}; one epsilon cannot cover both: pass the same {name}="
+            f" {shown(kinds[0])} and releases[{other}] ({releases[other][0].name})"
+            f" {shown(kinds[1])}; one epsilon cannot cover both: pass the same {name}="
             " to `losses`, or account for them separately and add both eps and delta"
         )
-    return found[0] if found else values[0]
+    return kinds[0] if kinds else values[0]
 
 
 def _about(releases):

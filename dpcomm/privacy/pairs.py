@@ -142,13 +142,13 @@ class Seen(Pair):
 
     def tails(self, y):
         above, below = (np.where(side, 0.0, -np.inf) for side in (y < 0, y >= 0))
-        found = [np.full(y.shape, -np.inf)] * 4
+        sums = [np.full(y.shape, -np.inf)] * 4
         if self.rest:
-            found[0] = found[3] = np.full(y.shape, math.log(self.rest))
+            sums[0] = sums[3] = np.full(y.shape, math.log(self.rest))
         for pair, weight in zip(self.pairs, self.weights):
             one = pair.tails(y) if pair else (above, above, below, below)
-            found = [np.logaddexp(a, math.log(weight) + b) for a, b in zip(found, one)]
-        return tuple(found)
+            sums = [np.logaddexp(a, math.log(weight) + b) for a, b in zip(sums, one)]
+        return tuple(sums)
 
     def anchor(self, step):
         return self.pairs[0].anchor(step) if self.pairs[0] else 0.0

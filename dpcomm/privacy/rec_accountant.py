@@ -240,19 +240,19 @@ def _two_updates_pairs(c, K, groups, q, room):
         if distance > FARTHEST:
             continue
         (pair,) = gaussian_pairs(distance / 2, q, "replace", "fixed", None)
-        told = q * charge / (1 - q * (2 * ndtr(distance / 2) - 1)) if charge else 0.0
-        yield pair, float(told)
+        lost = q * charge / (1 - q * (2 * ndtr(distance / 2) - 1)) if charge else 0.0
+        yield pair, float(lost)
 
 
 def _two_updates_eps(c, K, groups, q, rounds, delta):
     "Epsilon of `rounds` slots that are, with probability q, one of two updates."
-    found = math.inf
-    for pair, told in _two_updates_pairs(c, K, groups, q, delta / (rounds * q)):
-        if rounds * told < delta:
-            found = min(found, upper_end([(pair, rounds)], delta - rounds * told))
-        if groups == 1 and found < math.inf:
+    least = math.inf
+    for pair, lost in _two_updates_pairs(c, K, groups, q, delta / (rounds * q)):
+        if rounds * lost < delta:
+            least = min(least, upper_end([(pair, rounds)], delta - rounds * lost))
+        if groups == 1 and least < math.inf:
             break
-    return found
+    return least
 
 # %% ../../nbs/dprec/accountant.ipynb #b1d00035
 def pld_epsilon(c: float, run: RecRun, delta: float) -> Guarantee:
@@ -273,8 +273,8 @@ def pld_epsilon(c: float, run: RecRun, delta: float) -> Guarantee:
         pairs = null_slot_pairs(c, run.K, run.groups, q, rounds, delta)
         eps = min(eps, max(upper_end([(pair, rounds)], delta) for pair in pairs))
         how = "losses of its exact law" if run.groups == 1 else how
-    told = renyi.note.split("; best")[0]
-    note = f"{told}; {how}, rounded up, or exact-balle if smaller"
+    before = renyi.note.split("; best")[0]
+    note = f"{before}; {how}, rounded up, or exact-balle if smaller"
     return replace(renyi, eps=eps, accountant="pld-exact", note=note)
 
 # %% ../../nbs/dprec/accountant.ipynb #ac37r002
@@ -289,19 +289,19 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
     (_, q), K, groups, relation = run.composed, run.K, run.groups, run.relation
     if relation in ("replace", "local"):
         first = islice(_two_updates_pairs(c, K, groups, q, 1e-12 / q), 1)
-        pairs = tuple(Seen((p,), (1.0,), told) if told else p for p, told in first)
+        pairs = tuple(Seen((p,), (1.0,), lost) if lost else p for p, lost in first)
     elif PLD_RANGE[0] <= c <= PLD_RANGE[1]:
         pairs = null_slot_pairs(c, K, groups, q, 1000, 1e-9)
     else:
         pairs = gaussian_pairs(math.sqrt(2) * c, q, "zero-out", "poisson", None)
 
     def renyi(orders):
-        known, curve = _renyi_curve(c, K, q, groups, relation)
-        place = np.searchsorted(known, np.asarray(orders, float))
+        whole, curve = _renyi_curve(c, K, q, groups, relation)
+        place = np.searchsorted(whole, np.asarray(orders, float))
         return np.append(curve, math.inf)[place]
 
-    told = dict(name="rec", relation=relation, sampling=run.drawn, q=q, trust=run.trust)
-    return Losses(pairs=pairs, renyi=renyi, **told | dict(note=NOTES[relation]) | about)
+    how = dict(name="rec", relation=relation, sampling=run.drawn, q=q, trust=run.trust)
+    return Losses(pairs=pairs, renyi=renyi, **how | dict(note=NOTES[relation]) | about)
 
 # %% ../../nbs/dprec/accountant.ipynb #b1d00037
 def pld_bracket(c: float, run: RecRun, delta: float) -> tuple:
@@ -327,10 +327,10 @@ def with_choice_paid(account, delta, gap):
         if cost <= part * delta:
             return replace(made, delta=delta)
         part = 1.1 * cost / delta
-    told = f"cost a delta of up to {cost:.2g} more"
+    costs = f"cost a delta of up to {cost:.2g} more"
     if cost >= 1:
-        told = "may cost any delta, since what is known of them grows with e^eps"
-    premise = f"as if the choice of a candidate were exact, while floats {told}"
+        costs = "may cost any delta, since what is known of them grows with e^eps"
+    premise = f"as if the choice of a candidate were exact, while floats {costs}"
     return replace(account(delta=delta), premises={"proof": premise})
 
 # %% ../../nbs/dprec/accountant.ipynb #c0b1f9a6
@@ -341,6 +341,6 @@ def with_seed_premise(made, pairs):
     "What is proved where a client's seed may repeat an earlier one of the run."
     if (met := min(pairs / 2**33, 1)) <= MET * made.delta:
         return made
-    told = "as if no client's seed repeated an earlier one, while that happens with a"
-    said = made.premises.get("proof"), f"{told} probability of up to {met:.2g}"
-    return replace(made, premises={"proof": "; ".join(filter(None, said))})
+    text = "as if no client's seed repeated an earlier one, while that happens with a"
+    proofs = made.premises.get("proof"), f"{text} probability of up to {met:.2g}"
+    return replace(made, premises={"proof": "; ".join(filter(None, proofs))})

@@ -107,8 +107,8 @@ def log_moment(j, s: float, K: int) -> np.ndarray:
     if s == 0:
         return np.zeros(j.shape)
     back = _log_reverse(int(max(0, -j.min(initial=0))), s, K)
-    found = [_log_forward(r, s, K) if r >= 1 else back[int(-r)] for r in j.ravel()]
-    return np.array(found).reshape(j.shape)
+    logs = [_log_forward(r, s, K) if r >= 1 else back[int(-r)] for r in j.ravel()]
+    return np.array(logs).reshape(j.shape)
 
 # %% ../../nbs/dprec/theorem.ipynb #a7f41bb6
 EXACT_EXPONENT = 24  # exponent * max(c, 1) above which no moment is computed

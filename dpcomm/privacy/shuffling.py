@@ -42,9 +42,9 @@ def _binomial(n, p):
 def _outcomes(eps, k):
     "Losses of k messages of the blanket, and their chances under P. [eq. count]"
     j, law = _binomial(int(k), 0.5)
-    more, lead = math.expm1(eps), np.abs(2 * j - k)
-    p = law * 2 * (k + more * j) / (k * (2 + more))
-    loss = np.log1p(more * lead / (k + more * np.minimum(j, k - j)))
+    gain, lead = math.expm1(eps), np.abs(2 * j - k)
+    p = law * 2 * (k + gain * j) / (k * (2 + gain))
+    loss = np.log1p(gain * lead / (k + gain * np.minimum(j, k - j)))
     return np.sign(2 * j - k) * loss, p * (1 + 64 * UNIT * len(j))
 
 
@@ -119,9 +119,9 @@ def shuffled_losses(eps: float, n: int, q: float = 1.0, **about) -> Losses:
     pair = _clones(eps, n)
     if q < 1:
         pair = Seen((None, pair), (1 - q, q))
-    said = dict(name="shuffled", relation="local", trust="shuffler", q=q)
-    said["sampling"] = "none" if q == 1 else "fixed"
-    return Losses(pairs=(pair,), **said | about)
+    usual = dict(name="shuffled", relation="local", trust="shuffler", q=q)
+    usual["sampling"] = "none" if q == 1 else "fixed"
+    return Losses(pairs=(pair,), **usual | about)
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000028
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ class Shuffled:
                 play(present=present, n=n),
                 play(present=False, n=n * (self.n - 1)),
             )
-            for name, own in hot.items():
+            for name, scores in hot.items():
                 rest = cold[name].reshape(n, self.n - 1)
-                seen = np.concatenate([own[:, None], rest], 1)
+                seen = np.concatenate([scores[:, None], rest], 1)
                 with np.errstate(over="ignore"):
                     one = np.log(np.exp(np.minimum(seen, 600)).sum(1))
                 total[name] = total.get(name, 0.0) + one

@@ -74,11 +74,11 @@ class CSV(Callback):
 def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
     "The part of an evaluation that is shown during a run."
     name, first = next((k, v) for k, v in entry.items() if k != "round")
-    said = {name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%"}
+    texts = {name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%"}
     if entry["eps"] is not None:
-        said["eps"] = f"{entry['eps']:.2f}"
+        texts["eps"] = f"{entry['eps']:.2f}"
     bits = entry["uplink_bits"] + entry["downlink_bits"]
-    return said | {"MiB": f"{bits / 2**23:.2f}"}
+    return texts | {"MiB": f"{bits / 2**23:.2f}"}
 
 
 NUMBERS = 57  # columns of a bar that are not its label's

@@ -138,9 +138,9 @@ def guarantee(mechanism, most: int, delta: float = 1e-5) -> Guarantee:
         accountant=ACCOUNTANT[type(mechanism)],
         unit="example",
     )
-    own = f"for the client drawn most often, in {most} rounds; sizes of clients are public"
+    whose = f"for the client drawn most often, in {most} rounds; sizes of clients are public"
     coins = "coins in floating point: for simulation"
-    return proved.noting(own, "" if isinstance(mechanism, Gaussian) else coins)
+    return proved.noting(whose, "" if isinstance(mechanism, Gaussian) else coins)
 
 # %% ../../nbs/training/example_level.ipynb #0ce6fc19
 def one_round(
@@ -152,9 +152,9 @@ def one_round(
     cohort, decoded, losses = task.cohort(t), [], []
     parts = [task.federation.parts[client] for client in cohort]
     for client, part in zip(cohort.tolist(), parts):
-        own = torch.from_numpy(part)
+        rows = torch.from_numpy(part)
         try:
-            x, y = images.x[own], images.y[own]
+            x, y = images.x[rows], images.y[rows]
             total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
         except FloatingPointError as error:
             rates = "server_lr, or raise the noise multiplier"

@@ -201,12 +201,12 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
     A setting of the config that is its default gives way; one that contradicts the
     deployment is refused. `counts`: entries of a message besides the update's.
     """
-    s, said, d = deployment, said_by(deployment), len(pack(check_model(task.model)))
+    s, decided, d = deployment, said_by(deployment), len(pack(check_model(task.model)))
     given, usual = task.config, Config()
-    here = {name: getattr(given, name) for name in said}
+    here = {name: getattr(given, name) for name in decided}
     here = {k: None if v == getattr(usual, k) else v for k, v in here.items()}
     here |= dict(n_clients=task.n_clients, d=d, unit=unit, visits=task.visits)
-    there = said | dict(n_clients=s.n_clients, d=s.d, unit=s.unit, visits=s.visits)
+    there = decided | dict(n_clients=s.n_clients, d=s.d, unit=s.unit, visits=s.visits)
     for name, value in here.items():
         silent = value is None or name == "d" and s.d is None
         if value != there[name] and not silent:
@@ -216,7 +216,7 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
             )
     visits = s.messages if s.sampling == "replacement" else s.visits
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
-    task = replace(task, config=replace(given, **said), visits=visits)
+    task = replace(task, config=replace(given, **decided), visits=visits)
     if s.visits is not None:
         task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled
 
@@ -351,7 +351,7 @@ def _interruptible(saved):
 
 
 def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
-    started, config, late, told = time.monotonic(), task.config, False, []
+    started, config, late, stops = time.monotonic(), task.config, False, []
     before, spent = run.seconds, run.cpu_seconds - time.process_time()
 
     def tell(done, visits):
@@ -360,7 +360,7 @@ def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
 
     try:
         with _interruptible(saved) as asked:
-            while run.round < last and not late and not asked and True not in told:
+            while run.round < last and not late and not asked and True not in stops:
                 for each in callbacks:
                     each.before_round(run, task)
                 loss = step(tell)
@@ -372,12 +372,12 @@ def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
                 run.finished = run.round == config.rounds
                 if run.round % config.eval_every == 0 or run.round == last:
                     report(loss)
-                    told = [each.on_evaluate(run, task) for each in callbacks]
+                    stops = [each.on_evaluate(run, task) for each in callbacks]
                 now = time.monotonic()
                 run.seconds = before + now - started
                 run.cpu_seconds = spent + time.process_time()
                 late = max_seconds is not None and now - started >= max_seconds
-                told += [each.after_round(run, task, loss) for each in callbacks]
+                stops += [each.after_round(run, task, loss) for each in callbacks]
     finally:
         for each in callbacks:
             each.close(run, task)
@@ -521,16 +521,16 @@ def simulate(
         task, guarantee, whom = deployed(task, deployment, guarantee, unit, counts)
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
-    more, marks = {}, {}
+    extra, marks = {}, {}
     if weights is not None:
-        more["share"] = shares(weights, task.n_clients)
-        marks["share"] = hashlib.sha256(more["share"].tobytes()).hexdigest()
+        extra["share"] = shares(weights, task.n_clients)
+        marks["share"] = hashlib.sha256(extra["share"].tobytes()).hexdigest()
     if adaptive is not None:
         adaptive.split(task.mechanism, task.config.cohort)  # or why it cannot move
-        more["adaptive"], marks["adaptive"] = adaptive, repr(adaptive)
-    if more and advance is not one_round:
+        extra["adaptive"], marks["adaptive"] = adaptive, repr(adaptive)
+    if extra and advance is not one_round:
         raise ValueError(
-            f"{' and '.join(more)} work only with federated.one_round, and advance is"
+            f"{' and '.join(extra)} work only with federated.one_round, and advance is"
             f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
         )
     notes = [_fewer_steps(task)]
@@ -544,7 +544,7 @@ def simulate(
         for sentence in relied_on(promise, *where):
             print(sentence)
     last = _last_round(guarantee and promised, task.config.rounds, max_epsilon)
-    run, optimiser, known = start_run(
+    run, optimiser, about = start_run(
         task, device, checkpoint, resume, unit=whom, more=marks, last=last
     )
     if run.round > last:
@@ -557,14 +557,14 @@ def simulate(
     if not run.finished:
         task = _ready(task, run.round, metrics, device, advance)
     run.engine = task.config.engine if advance is one_round else ""
-    save = checkpoint and partial(save_checkpoint, checkpoint, run, optimiser, known)
+    save = checkpoint and partial(save_checkpoint, checkpoint, run, optimiser, about)
     saves = (Checkpoint(save, save_every),) if save else ()
 
     def step(tell):
         if deployment is not None and guarantee and promise.trust == "shuffler":
             deployment.check_shuffle(len({*task.cohort(run.round)}))
         within = {"tell": tell} if advance is one_round else {}
-        return advance(run, optimiser, task, pool, **more, **within)
+        return advance(run, optimiser, task, pool, **extra, **within)
 
     with one_thread(device), ThreadPoolExecutor(workers) as pool:
         _loop(
@@ -612,7 +612,7 @@ def train(
         eps=math.inf, which trains without privacy.
     Returns: the run; its history has accuracy or loss, and eps; `run.model()` is trained.
     """
-    said = said_by(deployment)
+    where = said_by(deployment)
     config = {f.name for f in fields(Config)}
     options = {*inspect.signature(simulate).parameters} - {"task", "deployment"}
     decided = {f.name for f in fields(deployment)} - config - options
@@ -635,5 +635,5 @@ def train(
             " leave it out"
         )
     given = {name: settings.pop(name) for name in config & settings.keys()}
-    task = Task(model, clients, mechanism, Config(**said | given), seed, loss)
+    task = Task(model, clients, mechanism, Config(**where | given), seed, loss)
     return simulate(task, deployment=deployment, **{"train_loss": False} | settings)

@@ -131,9 +131,9 @@ class TagRegression(nn.Module):
         "Word numbers (n, width), -1 where there is none, to log-odds (n, n_tags)."
         there = x >= 0
         length = there.sum(1)
-        words, starts = x[there].long(), length.cumsum(0) - length
+        flat, starts = x[there].long(), length.cumsum(0) - length
         rows = self.linear.weight.T.contiguous()
-        return F.embedding_bag(words, rows, starts, mode="mean") + self.linear.bias
+        return F.embedding_bag(flat, rows, starts, mode="mean") + self.linear.bias
 
 
 def multi_hot(y: Tensor, n_tags: int) -> Tensor:
@@ -250,8 +250,8 @@ def recall(model: TagRegression, w: Tensor, x: Tensor, y: Tensor, k: int = 5) ->
     Returns: recall5 in percent, loss: mean over tags and posts.
     """
     params, right, total, loss = unpack(model, w), 0, 0, 0.0
-    for words, tags in zip(x.split(2000), y.split(2000)):
-        scores = functional_call(model, params, (words,))
+    for posts, tags in zip(x.split(2000), y.split(2000)):
+        scores = functional_call(model, params, (posts,))
         best = scores > scores.topk(k + 1).values[:, k:]
         truth = multi_hot(tags, scores.shape[1]) > 0
         right += int((best & truth).sum())

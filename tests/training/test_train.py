@@ -132,7 +132,8 @@ def test_what_no_guarantee_covers_is_left_out_unless_asked_for():
     told = dpcomm.train(model, people, mechanism, deployment, train_loss=True, **how)
     assert all("train_loss" in entry for entry in told.history)
     with pytest.raises(
-        TypeError, match="deployment is None; it must be a Deployment: pass who takes part"
+        TypeError,
+        match="deployment is None; it must be a Deployment: pass who takes part",
     ):
         dpcomm.train(model, people, mechanism, None, **how)
 
