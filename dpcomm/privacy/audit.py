@@ -395,12 +395,11 @@ EPS = np.append(0.0, np.geomspace(0.01, 10, 39))  # where a curve is claimed
 DELTAS = (0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4)  # where a guarantee is
 
 # %% ../../nbs/foundations/audit.ipynb #9c7e6bp1
-def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
-    """The curve of a mechanism's own game, and its guarantee.
+def claims(mechanism, relation: str, **arguments) -> tuple:
+    """The curve of a mechanism's own game, and its guarantee at a few deltas.
 
     mechanism: registered mechanism.
     relation: a key of mechanism.relations.
-    deltas: where its guarantee is asked, each in (0, 1).
     arguments: arguments of the attack, such as d.
     Returns: (eps, delta), arrays: everything claimed of one release at once.
     """
@@ -408,7 +407,7 @@ def claims(mechanism, relation: str, deltas=DELTAS, **arguments) -> tuple:
     usual = mechanism.relations[relation]
     release = {name: arguments.get(name, value) for name, value in usual.items()}
     points = [(EPS, mechanism.privacy_profile(relation, EPS, **play))]
-    stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in deltas]
+    stated = [mechanism.guarantee(rounds=1, delta=delta, **release) for delta in DELTAS]
     points += [([g.eps], [g.delta]) for g in stated if g.eps <= LARGEST_EPS]
     if any(g.accountant == "pure" for g in stated):
         points.append((EPS, profile_of_pure(stated[0].eps, EPS)))

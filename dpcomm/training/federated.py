@@ -57,59 +57,53 @@ from dpcomm.training.round import one_round, one_thread, shares
 from dpcomm.training.state import Config, Run, Task, save_checkpoint, start_run
 
 # %% ../../nbs/training/federated.ipynb #b25660ac
-def _about_sampling(promise, config, n_clients, visits, twice):
-    if promise.sampling == "none":
-        counted = visits is not None and promise.trust == "local"
-        if twice > 1 and not counted:
-            yield "a client may come twice in a round, drawn with replacement"
-        joins = promise.relation == "add-remove" and config.sampling == "fixed"
-        if joins and config.cohort < n_clients:
-            yield "a client that joins changes who else is in a cohort of fixed size"
-    elif promise.sampling != config.sampling:
-        yield f"its sampling is {shown(promise.sampling)}, the run's is {shown(config.sampling)}"
-    elif config.sampling != "poisson" and visits is not None:
-        if visits < config.rounds * twice:
-            yield "who has had its turns is left out, so that a draw depends on earlier ones"
-
-
-def _about_size(promise, config, n_clients, rounds, visits, twice):
-    if visits is not None and promise.sampling == "none":
-        rounds = min(visits, rounds * twice)
-    if promise.scope == "total" and promise.rounds != rounds:
-        yield f"it is about {promise.rounds} rounds, the run about {rounds}"
-    rate = config.cohort / n_clients
-    same = promise.q is not None and math.isclose(promise.q, rate, rel_tol=1e-9)
-    if promise.sampling != "none" and not same:
-        run = f"{config.cohort} of {n_clients}"
-        yield f"its rate q is {shown(promise.q)}, the run's is {run}"
-
-
-def _about_mechanism(promise, config, mechanism, unit):
-    if promise.unit not in (unit, "message"):
-        yield f"it protects one {promise.unit}, the run one {unit}"
-    if mechanism is None:
-        return
-    trusts = list(TRUSTS)
-    if trusts.index(promise.trust) < trusts.index(mechanism.trust):
-        yield (
-            f"its trust is {shown(promise.trust)}, and {mechanism.name} is private under"
-            f" {shown(mechanism.trust)} alone"
-        )
-    if mechanism.summed and config.cohort < mechanism.honest:
-        yield (
-            f"{config.cohort} clients send a share of noise, and it counts on"
-            f" {mechanism.honest}: build the mechanism for n_clients={config.cohort}"
-        )
-
-
 NULL = {  # relation -> what is there in the place of a null message
     "poisson-null": "absent clients send nothing here, and not null messages",
     "null-slot": "other slots hold other clients' messages here, and not null messages",
 }
 
 
-def _twice(config):
-    return config.cohort if config.sampling == "replacement" else 1
+def _mismatches(promise, config, n_clients, rounds, mechanism, unit, visits):
+    "What of a run a promise is not about: the premise that excuses it, or '', and why."
+    drawn, cohort = config.sampling, config.cohort
+    twice, trusts = cohort if drawn == "replacement" else 1, list(TRUSTS)
+    if drawn == "poisson" and mechanism is not None and mechanism.summed:
+        why = "a Poisson cohort may bring fewer shares of noise than it counts on"
+        yield "shares", why
+    if promise.sampling == "none":
+        counted = visits is not None and promise.trust == "local"
+        if twice > 1 and not counted:
+            why = "a client may come twice in a round, drawn with replacement"
+            yield "sampling", why
+        if promise.relation == "add-remove" and drawn == "fixed" and cohort < n_clients:
+            why = "a client that joins changes who else is in a cohort of fixed size"
+            yield "sampling", why
+        if visits is not None:
+            rounds = min(visits, rounds * twice)
+    elif promise.sampling != drawn:
+        why = f"its sampling is {shown(promise.sampling)}, the run's is {shown(drawn)}"
+        yield "sampling", why
+    elif drawn != "poisson" and visits is not None and visits < config.rounds * twice:
+        why = "who has had its turns is left out"
+        yield "sampling", f"{why}, so that a draw depends on earlier ones"
+    if promise.relation in NULL:
+        yield "neighbours", NULL[promise.relation]
+    if promise.scope == "total" and promise.rounds != rounds:
+        yield "", f"it is about {promise.rounds} rounds, the run about {rounds}"
+    same = math.isclose(promise.q or 0, cohort / n_clients, rel_tol=1e-9)
+    if promise.sampling != "none" and not same:
+        run = f"{cohort} of {n_clients}"
+        yield "", f"its rate q is {shown(promise.q)}, the run's is {run}"
+    if promise.unit not in (unit, "message"):
+        yield "", f"it protects one {promise.unit}, the run one {unit}"
+    if mechanism is None:
+        return
+    if trusts.index(promise.trust) < trusts.index(mechanism.trust):
+        only = f"{mechanism.name} is private under {shown(mechanism.trust)} alone"
+        yield "", f"its trust is {shown(promise.trust)}, and {only}"
+    if mechanism.summed and cohort < mechanism.honest:
+        fix = f"{mechanism.honest}: build the mechanism for n_clients={cohort}"
+        yield "", f"{cohort} clients send a share of noise, and it counts on {fix}"
 
 
 PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of that run
@@ -121,28 +115,18 @@ PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of
 }
 
 
-def _unmet(promise, config, n_clients, mechanism, visits):
-    shares = config.sampling == "poisson" and mechanism is not None and mechanism.summed
-    few = "a Poisson cohort may bring fewer shares of noise than it counts on"
-    who = n_clients, visits, _twice(config)
-    conditions = {
-        "shares": [few] if shares else [],
-        "sampling": [*_about_sampling(promise, config, *who)],
-        "neighbours": [NULL[promise.relation]] if promise.relation in NULL else [],
-    }
-    return {name: reasons for name, reasons in conditions.items() if reasons}
-
-
 def relied_on(promise, config, n_clients: int, mechanism=None, visits=None) -> tuple:
     "Premises of a guarantee that a run relies on, and for what: a sentence each."
-    unmet = _unmet(promise, config, n_clients, mechanism, visits)
-    unmet |= {name: [] for name in ("keys", "proof", "weights")}
+    about, reasons = (config.rounds, mechanism, promise.unit, visits), {}
+    for name, why in _mismatches(promise, config, n_clients, *about):
+        reasons.setdefault(name, []).append(why)
+    reasons |= {name: [] for name in ("keys", "proof", "weights")}
     usual = "The guarantee stands on a premise about {name}, {text}"
     return tuple(
-        PLAIN.get(text, usual + " ({why})" * bool(unmet[name])).format(
-            name=name, text=text, why="; ".join(unmet[name])
+        PLAIN.get(text, usual + " ({why})" * bool(reasons[name])).format(
+            name=name, text=text, why="; ".join(reasons[name])
         )
-        for name, text in ((k, promise.premises.get(k)) for k in unmet)
+        for name, text in ((k, promise.premises.get(k)) for k in reasons)
         if text
     )
 
@@ -171,19 +155,19 @@ def check_promise(
     Returns: the promise, noted where its delta is large; or ValueError.
     """
     rounds = config.rounds if rounds is None else rounds
-    who = n_clients, rounds, visits, _twice(config)
-    wrong = [*_about_size(promise, config, *who)]
-    wrong += _about_mechanism(promise, config, mechanism, unit)
-    unmet = _unmet(promise, config, n_clients, mechanism, visits)
-    bare = {name: why for name, why in unmet.items() if name not in promise.premises}
-    if not wrong and not bare:
+    run = config, n_clients, rounds, mechanism, unit, visits
+    faults = [
+        (k, w) for k, w in _mismatches(promise, *run) if k not in promise.premises
+    ]
+    if not faults:
         return promise.noting(large_delta(promise.delta, n_clients))
-    ways = ", ".join(f"assuming({shown(name)})" for name in bare)
+    faults.sort(key=lambda fault: fault[0] != "")  # first what no premise excuses
+    ways = ", ".join(dict.fromkeys(f"assuming({shown(k)})" for k, _ in faults if k))
     raise ValueError(
-        "the guarantee does not match this run:"
-        f" {'; '.join(wrong + sum(bare.values(), []))}. Account for this run"
+        f"the guarantee does not match this run: {'; '.join(why for _, why in faults)}."
+        " Account for this run"
         + f", or declare the deviation, which is then printed first: {ways}"
-        * bool(bare)
+        * bool(ways)
     )
 
 # %% ../../nbs/training/federated.ipynb #3cd4f13d

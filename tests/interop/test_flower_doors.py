@@ -305,7 +305,6 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
     "change, said",
     [
         (dict(round=0.5), "`$.round`"),
-        (dict(clients=-1), "`$.clients`"),
         (dict(mechanism="Imvu()"), "use the same mechanism on both sides"),
         (dict(trains=["weight", "weight"]), "each name once"),
         (dict(computation="0123"), "computes something else than this node's"),
