@@ -75,9 +75,8 @@ def obstacle(mechanism: Mechanism, keys=None) -> str:
     Returns: the reason, in the form 'needs ...'; '' if it can be used.
     """
     if mechanism.summed and keys is None:
-        return (
-            "needs a secure sum: its keys are named beside the floor, in --node-config"
-        )
+        keys = "its keys are named beside the floor, in --node-config"
+        return f"needs a secure sum: {keys}"
     if mechanism.client_memory(1, 1) is not None:
         return "needs clients that remember: turn its residuals off"
     return ""
@@ -294,11 +293,9 @@ class _Node:
         return reply
 
     def answer_unaccounted(self):
-        for limits in self.limits:
-            if not limits.evaluation:
-                raise floors.Beyond(
-                    "evaluation", "evaluation is refused by this machine's owner"
-                )
+        if not all(limits.evaluation for limits in self.limits):
+            why = "evaluation is refused by this machine's owner"
+            raise floors.Beyond("evaluation", why)
         if (reply := self.attempt(self.called)) is None:
             return self.fail(SILENT)
         if not self.limits:
@@ -327,12 +324,11 @@ class _Node:
                 raise ValueError(
                     f"the server says that {shown(name)} trains: it cannot"
                 )
-        d = sum(before[name].size for name in asked.trains)
+        shapes = [before[name].shape for name in asked.trains]
+        d = sum(map(math.prod, shapes))
         if party and d != asked.entries:
             raise ValueError("the sum has vectors of another length than the model")
-        self.admit(
-            mechanism, [before[name].shape for name in asked.trains], asked, party
-        )
+        self.admit(mechanism, shapes, asked, party)
         trained = self.in_time(self.trained, before, asked.trains)
         reply, update = trained or (None, torch.zeros(d))
         put = now.summand if party else lambda u: now.encode(u).to_bytes()
@@ -362,9 +358,7 @@ class _Node:
         for limits in self.limits:
             floors.allow(limits, mechanism, shapes, clients, asked.rounds)
         d, counted = sum(math.prod(shape) for shape in shapes), set()
-        again = (
-            f"round {t + 1} was already answered, and a node answers each round once"
-        )
+        again = f"round {t + 1} was already answered, and a node answers each once"
         for limits in self.limits:
             if (place := Path(limits.claims).resolve()) in counted:
                 floors.afford(limits, mechanism, d, 0)
@@ -506,9 +500,8 @@ class Private(Promised, _Base):
     ):
         if eps is not None:
             raise ValueError(
-                f"eps is {shown(eps)}; a node with the mod sends nothing bare, so a run"
-                " without privacy is the strategy itself: start it unwrapped, with clients"
-                " without the mod; for another eps pass deployment.calibrate(name, eps=...)"
+                f"eps is {shown(eps)}; a run without privacy is the strategy itself: start it"
+                " unwrapped, with clients without the mod, and leave eps out here"
             )
         _fitting(mechanism, keys)
         drawn = ("fixed", "none") + ("poisson",) * (not mechanism.summed)
@@ -736,18 +729,16 @@ def _fit(reply):
         numbers = value if isinstance(value, list) else [value]
         short = max(len(sent), len(numbers), len(name)) <= MOST
         if not (short and name.isprintable() and all(map(math.isfinite, numbers))):
-            print(
-                f"node {node}: its metrics are left out: not a few finite, named numbers"
-            )
+            why = "not a few finite, named numbers"
+            print(f"node {node}: its metrics are left out: {why}")
             return False
     return fields is not None
 
 
 def _means(replies):
     heard = defaultdict(list)
-    for name, value in (
-        metric for reply in filter(_fit, replies) for metric in _sent(reply)
-    ):
+    metrics = [metric for reply in filter(_fit, replies) for metric in _sent(reply)]
+    for name, value in metrics:
         if isinstance(value, (int, float)) and (name in heard or len(heard) < MOST):
             heard[name].append(value)
     return {k: float(np.mean(np.clip(v, -1e300, 1e300))) for k, v in heard.items()}

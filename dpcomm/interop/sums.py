@@ -58,9 +58,8 @@ class Members(msgspec.Struct, frozen=True):
     @property
     def clients(self) -> list:
         "Numbers of everybody but the server, ascending."
-        return (
-            sorted(set(self.directory) - {SERVER}) if SERVER in self.directory else []
-        )
+        listed = {*self.directory}
+        return sorted(listed - {SERVER}) if SERVER in listed else []
 
     def among(self, cohort: list) -> dict:
         "Place in the cohort, or SERVER -> key; Beyond where it is none of these members'."

@@ -159,10 +159,8 @@ class Shuffled:
         )
         total = {}
         for _ in range(rounds):
-            hot, cold = (
-                play(present=present, n=n),
-                play(present=False, n=n * (self.n - 1)),
-            )
+            hot = play(present=present, n=n)
+            cold = play(present=False, n=n * (self.n - 1))
             for name, scores in hot.items():
                 rest = cold[name].reshape(n, self.n - 1)
                 seen = np.concatenate([scores[:, None], rest], 1)

@@ -102,11 +102,8 @@ class Progress(Callback):
     def before_round(self, run, task):
         if self.bar is not None:
             return
-        columns, label, every = (
-            shutil.get_terminal_size().columns,
-            self.label,
-            self.every,
-        )
+        columns = shutil.get_terminal_size().columns
+        label, every = self.label, self.every
         if self.terminal:
             label = label[: max(12, columns - NUMBERS)].rstrip(" ,(")
             how: dict[str, Any] = dict(bar_format=BAR, ncols=columns - 1)

@@ -53,15 +53,6 @@ def test_what_trains_is_what_travels():
         assert np.allclose(after[name], value + 1 if moves else value), name
 
 
-@tabled("kind", [np.float16, np.float32, np.float64])
-def test_an_update_goes_out_and_comes_back(kind):
-    before = dict(w=np.arange(6, dtype=kind).reshape(2, 3))
-    update = flower.update_of(before, dict(w=before["w"] + kind(0.5)), ["w"])
-    after = flower.moved(before, update, ["w"])["w"]
-    assert after.dtype == kind and (after == before["w"] + kind(0.5)).all()
-    assert (before["w"] == np.arange(6).reshape(2, 3)).all()
-
-
 @tabled(
     "after, said",
     [

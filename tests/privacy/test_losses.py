@@ -178,10 +178,8 @@ def test_a_rare_clients_bulk_keeps_its_mean_on_a_coarse_grid(mu, part):
         eps = np.concatenate([y[::97], np.linspace(-2 * q, 2 * q, 41)])
         above, null, *_ = pair.tails(eps)
         delta = np.exp(above) - np.exp(eps + null)
-        down, (up, infinite) = (
-            composition._rounded_down(pair, y),
-            composition._rounded_up(pair, y),
-        )
+        down = composition._rounded_down(pair, y)
+        up, infinite = composition._rounded_up(pair, y)
         assert (curve(y, down, eps) <= delta + 1e-15).all()
         assert (infinite + curve(y, up, eps) >= delta - 1e-15).all()
         small = abs(y) < 0.01

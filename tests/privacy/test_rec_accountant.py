@@ -393,10 +393,8 @@ def test_two_slots_whose_clients_answer_the_first_message(c, n):
 def test_a_round_of_a_fixed_size_by_enumeration(c, n):
     "Every cohort of two, messages in either order, two candidates."
     rng, shares = seed_tree(0, "fixed", n), []
-    run, pairs = (
-        dict(cohort=2, sampling="fixed"),
-        [*itertools.permutations(range(n), 2)],
-    )
+    run = dict(cohort=2, sampling="fixed")
+    pairs = [*itertools.permutations(range(n), 2)]
     for trial in range(2):
         laws = (laws_of_two(LINE, u) for u in population(rng, c, n, trial, 1))
         worlds = [np.mean([np.outer(x[i], x[j]) for i, j in pairs], 0) for x in laws]
