@@ -184,14 +184,6 @@ def compose(rdp, rounds: int) -> np.ndarray:
 CONVERSIONS = ("classic", "balle")
 
 
-def _conversion_gain(orders, conversion):
-    "Nats that a conversion subtracts from log(1/delta). [Canonne et al. 2020, Prop. 12]"
-    check_choice("conversion", conversion, CONVERSIONS)
-    if conversion == "classic":
-        return 0 * orders
-    return np.log(orders) - (orders - 1) * np.log1p(-1 / orders)
-
-
 def rdp_to_eps(orders, rdp, delta: float, conversion: str = "classic") -> tuple:
     """Smallest epsilon over the orders.
     [Mironov 2017, Prop. 3; Canonne, Kamath & Steinke 2020, Prop. 12]
@@ -205,7 +197,11 @@ def rdp_to_eps(orders, rdp, delta: float, conversion: str = "classic") -> tuple:
     orders = np.atleast_1d(_check_orders(orders))
     rdp = np.atleast_1d(check_reals("rdp", rdp, "[0, inf]"))
     delta = float(check_number("delta", delta, "(0, 1)"))
-    eps = rdp - (np.log(delta) + _conversion_gain(orders, conversion)) / (orders - 1)
+    check_choice("conversion", conversion, CONVERSIONS)
+    gain = 0 * orders  # nats less than log(1/delta)
+    if conversion == "balle":
+        gain = np.log(orders) - (orders - 1) * np.log1p(-1 / orders)
+    eps = rdp - (np.log(delta) + gain) / (orders - 1)
     eps = np.where(rdp == 0, 0, np.maximum(eps, 0))
     return float(eps.min()), float(orders[eps.argmin()])
 
