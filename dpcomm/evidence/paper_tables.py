@@ -104,7 +104,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 class Paper(Struct, frozen=True, forbid_unknown_fields=True):
     "One paper: where it is from, its numbers, its settings, and why we differ."
 
-    about: dict[str, Any] = field(name="paper")  # what About lists, and more
+    about: dict[str, Any] = field(name="paper")  # id, what ABOUT lists, and more
     titles: dict[
         str, str
     ]  # table -> what the paper calls it, in the order of the paper
@@ -192,33 +192,18 @@ def expand(grid: dict) -> list:  # of dict, as [[cell]] would give
     return made
 
 
-class About(Struct):
-    "What the head of a file has; more may be said."
-
-    id: str
-    short: str
-    year: int | str
-    url: str
-    claim: str
-    finding: str
-    title: str
-    authors: str | list[str]
-    arxiv: str
-    venue: str
-    code_url: str
-    code_licence: str
-    read_on: Any
+# of a file's [paper], beside its id; a file of one's own may leave them out
+ABOUT = "short title authors year arxiv url venue code_url code_licence read_on".split()
+ABOUT += ["claim", "finding"]
 
 
-def parse(text: str | bytes, file: str, own: bool = False) -> Paper:
+def parse(text: str | bytes, file: str) -> Paper:
     "One paper's file, checked as a whole; ValueError says what to correct. [TOML 1.0]"
     try:
         paper = msgspec.toml.decode(text, type=Paper)
-        about = paper.about
-        if own and "id" in about:
-            blank = dict.fromkeys(About.__struct_fields__, "")
-            about = blank | {"short": about["id"]} | about
-        msgspec.convert(about, About)
+        if not isinstance(id := paper.about.get("id"), str):
+            raise ValueError(f"[paper] has id = {shown(id)}; it must be a text")
+        about = dict.fromkeys(ABOUT, "") | {"short": id} | paper.about
         rows = [row for grid in paper.grid for row in expand(grid)]
         cells = (*msgspec.convert(rows, tuple[Cell, ...]), *paper.cells)
         paper = msgspec.structs.replace(paper, about=about, cells=cells, grid=())
@@ -266,8 +251,8 @@ def paper(id: str) -> Paper:
 
 
 @lru_cache
-def _from_file(path, own=False):
-    return parse(path.read_bytes(), path.name, own)
+def _from_file(path):
+    return parse(path.read_bytes(), path.name)
 
 
 _added = {}  # id -> Paper, of files outside the package
@@ -282,7 +267,7 @@ def add(path) -> str:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{shown(str(path))} does not exist: give a TOML file")
-    added, taken = _from_file.__wrapped__(path, own=True), (*papers(), ACROSS)
+    added, taken = _from_file.__wrapped__(path), (*papers(), ACROSS)
     if added.id != path.stem or added.id in taken:
         raise ValueError(
             f"{path.name}, paper: id={shown(added.id)}; it must be the name of the file,"

@@ -3,6 +3,7 @@ and the checks that guard the files.
 """
 
 import csv
+import tomllib
 from datetime import date
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def printed(paper) -> list:
 
 @tabled("paper", PAPERS)
 def test_every_number_equals_its_second_typing(paper):
+    file = paper_tables.assets("papers") / f"{paper}.toml"
+    about = tomllib.loads(file.read_text("utf-8"))["paper"]
+    assert {"id", *paper_tables.ABOUT} <= about.keys()
     rows, cells = second(paper, "cells"), {c.key: c for c in printed(paper)}
     assert {row["key"] for row in rows} == cells.keys() and len(rows) == len(cells)
     for row in rows:
@@ -167,7 +171,7 @@ BAD = [
     ('kind = "stochastic"', 'kind = "random"'),
     ('kind = "stochastic"', 'kind = "ordering"'),
     (f'above = "{FED}"', 'above = "mnist.eps3.fedavg.ac"'),
-    ("venue = ", "venu = "),
+    ('id = "dprec"', "id = 1"),
     ("[[cell]]", '[[cause]]\nkeys = ["mnist.eps3.rek"]\ntext = "x"\n\n[[cell]]'),
     ('table = "table1"', 'table = "table99"'),
     ("[[cell]]", f'{CLAIM}cells = ["nothing.*"]\n[[cell]]'),
