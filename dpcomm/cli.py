@@ -499,7 +499,9 @@ def data(args):
     for name in args.names:
         check_choice("data set", name, images.names())
     for name in args.names or images.names():
-        print(images.fetch(name, args.root), flush=True)
+        loaded = images.load(name, args.root)
+        counts = f"{len(loaded.y)} training and {len(loaded.y_test)} test images"
+        print(f"{name}: {counts}, as published", flush=True)
 
 # %% ../nbs/reference/cli.ipynb #02de7b23
 @verb(
