@@ -487,7 +487,7 @@ class Coded(Mechanism):
         def draw(present, n, rng):
             return self.symbols(worlds[0 if present else 1].expand(n, -1), rng)
 
-        return symbol_game(*laws, worlds.shape[1], draw)
+        return symbol_game(laws[0], laws[1], worlds.shape[1], draw)
 
 # %% ../../nbs/foundations/contract.ipynb #a07abd45
 @dataclass
