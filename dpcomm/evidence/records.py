@@ -137,13 +137,13 @@ def check_cells(record: Record) -> None:
     printed, units = (), UNITS.keys()
     if record.paper != paper_tables.ACROSS:
         cells = paper_tables.cells(record.paper)
-        printed, units = {c.key for c in cells}, units | {c.unit for c in cells}
+        printed, units = [c.key for c in cells], units | {c.unit for c in cells}
     for key, (value, unit) in record.cells.items():
         bare = unit if unit in UNITS else unit.partition(" ")[2]
         if not key.startswith("ours."):
-            check_choice("key of a cell", key, printed)
-        if unit not in units:
-            check_choice(f"cells.{key}: unit", bare, units)
+            check_choice("key of a cell", key, [*printed, "ours.*"])
+        if bare not in units:
+            check_choice(f"cells.{key}: unit", unit, units)
         low, high = UNITS.get(bare, (-1e300, 1e300))
         if not low <= value <= high:
             raise ValueError(
