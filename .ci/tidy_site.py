@@ -1,12 +1,14 @@
 """After Quarto has rendered: formulas without their TeX source, and on one line with their
 punctuation, named functions apart from letters, bars of a norm as high as letters; arguments
-of a function each on a line of its own; pictures fetched when they come near; the search
+of a function each on a line of its own; pictures fetched when they come near, and on a
+phone the second drawing that `dpcomm.evidence.figures.sharp` stored; the search
 index without TeX and code; what the site was built from at its foot; a page that moved
 leads on from its old addresses (moved.txt: page, then addresses it had).
 
 Quarto calls it (`post-render` in _quarto.yml) and says where the site is.
 """
 
+import base64
 import html
 import json
 import os
@@ -30,6 +32,8 @@ BAR = '<mo stretchy="false" lspace="0" rspace="0">‖</mo>'
 ARGUMENTS = re.compile(r"(<p>\w+: (?:(?!</p>).)*</p>)", re.S)  # of a function, in a row
 NEXT = re.compile(r"(?<=[.!?)]) (?=\w+: )")
 PICTURE = re.compile(r"<img (?=[^>]*\bwidth=)(?=[^>]*\bheight=)(?![^>]*\bloading=)")
+PLOT = re.compile(r'<img [^>]*\bsrc="([^"]+_files/[^"]+)\.png"[^>]*>')
+PHONE = '<picture><source media="(max-width: 500px)" srcset="{}">{}</picture>'
 CODE = re.compile(r'<pre class="sourceCode python.*?</pre>', re.S)
 FOOT = re.compile(r'<footer class="footer">.*?</footer>', re.S)
 LEAD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>This page moved</title>
@@ -46,6 +50,33 @@ def tidied(page: str, built: dict) -> str:
     page = PICTURE.sub('<img loading="lazy" ', page)
     word = re.compile("|".join(built))
     return FOOT.sub(lambda foot: word.sub(lambda w: built[w[0]], foot[0]), page)
+
+
+def drawings() -> dict:  # PNG of each figure: PNG for a phone
+    "The pairs that the notebooks' outputs hold."
+    pairs = {}
+    for path in (ROOT / "nbs").rglob("*.ipynb"):
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            for output in cell.get("outputs", []):
+                about = output.get("metadata", {}).get("image/png", {})
+                if "phone" in about:
+                    wide = "".join(output["data"]["image/png"])
+                    pairs[base64.b64decode(wide)] = base64.b64decode(about["phone"])
+    return pairs
+
+
+def with_phones(path: Path, page: str, pairs: dict) -> str:
+    "The page with each figure's second drawing, which is written beside the first."
+
+    def both(match):
+        wide = path.parent / f"{match[1]}.png"
+        narrow = pairs.get(wide.read_bytes() if wide.is_file() else None)
+        if narrow is None:
+            return match[0]
+        wide.with_name(f"{wide.stem}-phone.png").write_bytes(narrow)
+        return PHONE.format(f"{match[1]}-phone.png", match[0])
+
+    return PLOT.sub(both, page)
 
 
 def searched(text: str, page: str) -> str:
@@ -67,8 +98,10 @@ def main(site: Path) -> None:
     commit, date = said.split() or ("unknown", "unknown")
     built = dict(VERSION=settings["DEFAULT"]["version"], COMMIT=commit, DATE=date)
     pages = {path: path.read_text("utf-8") for path in site.rglob("*.html")}
+    pairs = drawings()
     for path, page in pages.items():
-        path.write_text(tidied(page, built), encoding="utf-8")
+        page = with_phones(path, tidied(page, built), pairs)
+        path.write_text(page, encoding="utf-8")
     if (index := site / "search.json").exists():
         lines = json.loads(index.read_text("utf-8"))
         for line in lines:

@@ -43,6 +43,25 @@ def test_band_is_the_95_percent_interval():
     )
 
 
+def test_a_phone_gets_panels_and_legends_below_one_another():
+    with figures.style((9.4, 3.7)):
+        wide, axes = plt.subplots(1, 2, sharey=True)
+        for ax, label in zip(axes, ("a rather long name of a line", "short")):
+            ax.plot([1, 2], label=label)
+        axes[0].set(ylabel="accuracy, %")
+        axes[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+        wide.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
+    phone = figures.narrow(wide)
+    assert (*wide.get_size_inches(), phone.get_figwidth()) == (9.4, 3.7, 4.2)
+    phone.draw_without_rendering()
+    first, second = phone.axes
+    boxes = [first.bbox, second.bbox]
+    boxes += [key.get_window_extent() for key in (second.get_legend(), *phone.legends)]
+    assert all(low.y1 < high.y0 for high, low in zip(boxes, boxes[1:]))
+    assert all(0 <= box.x0 and box.x1 <= phone.bbox.x1 for box in boxes)
+    assert second.get_ylabel() and second.yaxis.get_tick_params()["labelleft"]
+
+
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
     "A made-up record of a curve."
     history = dict(round=rounds, accuracy=accuracy)

@@ -12,7 +12,7 @@ from tables import tabled
 
 from dpcomm.evidence import paper_tables, records
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
-from dpcomm.privacy.guarantee import Guarantee, recorded
+from dpcomm.privacy.guarantee import recorded
 
 
 @functools.cache
@@ -36,11 +36,6 @@ def fixed() -> list:
     ]
 
 
-def clients(promise: Guarantee, run: records.Record) -> int:
-    "Clients of the federation, from the rate that the promise names."
-    return round(run.config["cohort"] / promise.q) if promise.q else 10**9
-
-
 @tabled("name, run", committed)
 def test_a_committed_guarantee_is_about_its_run(name, run):
     from dpcomm.training.federated import Config, check_promise
@@ -54,7 +49,8 @@ def test_a_committed_guarantee_is_about_its_run(name, run):
     most = re.search(r"for the client drawn most often, in (\d+) rounds", promise.note)
     unit = "example" if run.experiment == "imvu_femnist" else "client"
     rounds = int(most.group(1)) if most else None
-    check_promise(promise, config, clients(promise, run), rounds, unit=unit)
+    n_clients = round(config.cohort / promise.q) if promise.q else 10**9
+    check_promise(promise, config, n_clients, rounds, unit=unit)
 
 
 @tabled("name, run", fixed)
@@ -95,16 +91,3 @@ def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
         recorded = run.as_run[relation]["eps"]  # on an older, coarser grid of losses
         now = fixed_size_epsilon(sigma, 0.1, 1000, 100**-1.1, relation).eps
         assert now <= recorded == pytest.approx(now, rel=1e-4)
-
-
-def test_one_message_of_a_longer_run_is_labelled_so():
-    found = [
-        run
-        for name, run in committed()
-        if "dprec_ablations" in name and run.guarantee["trust"] == "local"
-    ]
-    assert len(found) == 2
-    for run in found:
-        whole = run.as_run["zero-out"]
-        assert (run.guarantee["scope"], whole["scope"]) == ("per-round", "total")
-        assert whole["eps"] > 20 * run.guarantee["eps"]

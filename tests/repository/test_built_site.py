@@ -186,6 +186,15 @@ def test_the_font_of_formulas_has_their_characters(site):
     assert ord("√") in font and not missing
 
 
+PLOT = r'(<source [^>]*-phone\.png">)?<img [^>]*figure-html[^>]* width="(\d+)"'
+
+
+def test_a_wide_figure_has_a_second_drawing_for_a_phone(site):
+    for page in PAGES:
+        for phone, width in re.findall(PLOT, (site / page).read_text("utf-8")):
+            assert phone or int(width) < 600, f"{page}: a figure of {width} px"
+
+
 needs_a_browser = pytest.mark.skipif(
     not browser.BROWSER, reason="NOT CHECKED: no Chromium on PATH"
 )

@@ -3,7 +3,6 @@ like, what is in sync with what.
 """
 
 import ast
-import base64
 import contextlib
 import functools
 import importlib
@@ -225,18 +224,6 @@ def tracebacks(cell):
             yield "a figure in words, without its image"
 
 
-def large_images(cell):
-    for kind, data in (
-        (k, d)
-        for o in cell.outputs
-        for k, d in o.get("data", {}).items()
-        if k.startswith("image/")
-    ):
-        size = len(text(data)) if "svg" in kind else len(base64.b64decode(text(data)))
-        if size >= 200_000:
-            yield f"an image of {size} bytes; 200,000 is the limit"
-
-
 def long_lines(cell):
     "ruff lets captions stand on one line, so it does not measure notebooks."
     lines = cell.code.splitlines() if cell.kind == "code" else []
@@ -289,7 +276,6 @@ def lost_pages(cell):
 PLAYS = {"settings", "grid"}  # of an experiment, called by the runner
 CELL_RULES = (
     tracebacks,
-    large_images,
     long_lines,
     mixed_imports,
     undescribed_figures,
