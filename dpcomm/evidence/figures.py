@@ -303,7 +303,9 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
     drawn = {name: handle for entry in entries for handle, name in zip(*entry)}
     for owner in (phone, *phone.axes):
         place = dict(loc="outside lower left")
-        for legend in [each for each in owner.get_children() if isinstance(each, Legend)]:
+        for legend in [
+            each for each in owner.get_children() if isinstance(each, Legend)
+        ]:
             if owner is not phone:
                 if legend.get_bbox_to_anchor().x0 < owner.bbox.x1 - 1:
                     continue  # inside its panel
