@@ -805,7 +805,8 @@ class OnRing(Summed):
         return self.unrotated(lifted, d).float()
 
     def encode(self, u: Tensor, key=None) -> Message:
-        return self.message(len(u), pack_bits(self.summand(u, key), self.ring_bits))
+        payload = pack_bits(self.summand(u, key), self.ring_bits)
+        return self.message(len(u), payload)
 
     def decode(self, message: Message) -> Tensor:
         # opened by itself, as a sum of one; also a message of wire version 1
