@@ -306,7 +306,8 @@ class Files:
             import h5py
 
         with h5py.File(self.folder / f"stackoverflow_{split}.h5", "r") as file:
-            yield file["examples"]
+            examples: Any = file["examples"]
+            yield examples
 
     @cached_property
     def names(self) -> list:

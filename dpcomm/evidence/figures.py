@@ -311,7 +311,7 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
                     continue  # inside its panel
                 place = dict(loc="upper left", bbox_to_anchor=(0, -0.22))
             names = [text.get_text() for text in legend.get_texts()]
-            size = legend.get_texts()[0].get_fontsize()
+            size = float(legend.get_texts()[0].get_fontsize())
             room = 302 * letters / size  # a legend's width, of its letters
             columns = int(room / (0.55 * max(map(len, names)) + 4)) or 1
             height += (-(-len(names) // columns) - (owner is phone)) * size / 48
