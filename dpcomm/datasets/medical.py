@@ -23,15 +23,20 @@ from .images import Dataset, Federation, data_root
 # %% ../../nbs/datasets/medical.ipynb #161a97fc
 @dataclass(frozen=True)
 class Records:
-    "Admissions: features, deaths, names of the features."
+    """Admissions: features, deaths, names of the features.
 
-    name: str  # of the data set
-    x: Tensor  # (n, f) float32 in [0, 1]
-    y: Tensor  # (n,) int64, 1 where the patient died in hospital
-    columns: tuple  # of f names
-    hospitals: tuple | None = (
-        None  # of n hospital ids, or None where the table has none
-    )
+    name: of the data set.
+    x: (n, f) float32 in [0, 1].
+    y: (n,) int64, 1 where the patient died in hospital.
+    columns: of f names.
+    hospitals: of n hospital ids, or None where the table has none.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    columns: tuple
+    hospitals: tuple | None = None
 
 # %% ../../nbs/datasets/medical.ipynb #d0med02
 def code_features(lists, min_records: int = 100) -> tuple:  # (n, f), names
@@ -248,12 +253,18 @@ def synthetic_admissions(
 # %% ../../nbs/datasets/medical.ipynb #79a1a8d5
 @dataclass(frozen=True)
 class Split:
-    "Hospitals, the test set they share, and the server's public patients."
+    """Hospitals, the test set they share, and the server's public patients.
 
-    federation: Federation  # parts index training records; x_test: all test patients
-    public_x: Tensor  # (p, f) float32, patients of no hospital and no test set
-    public_y: Tensor  # (p,) int64
-    dropped: int  # training records left over by equal sizes
+    federation: parts index training records; x_test: all test patients.
+    public_x: (p, f) float32, patients of no hospital and no test set.
+    public_y: (p,) int64.
+    dropped: training records left over by equal sizes.
+    """
+
+    federation: Federation
+    public_x: Tensor
+    public_y: Tensor
+    dropped: int
 
 # %% ../../nbs/datasets/medical.ipynb #2df69ba4
 def _deal_patients(dead, alive, n_hospitals, rng):

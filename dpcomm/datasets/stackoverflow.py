@@ -58,18 +58,28 @@ LONGEST, TAGS = 32, 5  # words and tags a post has at most
 # %% ../../nbs/datasets/stackoverflow.ipynb #175c60x1
 @dataclass(frozen=True)
 class SyntheticPosts:
-    "Synthetic posts; client i depends on (seed, i) and the fields alone. [dprec Table 2]"
+    """Synthetic posts; client i depends on (seed, i) and the fields alone. [dprec Table 2]
+
+    seed: root of all streams.
+    n_words: size of the vocabulary, >= 2 n_topics.
+    n_tags: > TAGS.
+    n_topics: >= 2.
+    mean: posts a client.
+    most: posts of the largest client that can be.
+    topical: share of a topical word drawn through its topic, in (0, 1).
+    focus: concentration of a client's topics, > 0; small: few topics.
+    """
 
     n_clients: int = 342_477
-    seed: int = 0  # root of all streams
-    n_words: int = 10_000  # size of the vocabulary, >= 2 n_topics
-    n_tags: int = 500  # > TAGS
-    n_topics: int = 50  # >= 2
-    mean: float = 396.58  # posts a client
+    seed: int = 0
+    n_words: int = 10_000
+    n_tags: int = 500
+    n_topics: int = 50
+    mean: float = 396.58
     std: float = 1278.94
-    most: int = 200_000  # posts of the largest client that can be
-    topical: float = 0.8  # share of a topical word drawn through its topic, in (0, 1)
-    focus: float = 2.0  # concentration of a client's topics, > 0; small: few topics
+    most: int = 200_000
+    topical: float = 0.8
+    focus: float = 2.0
     name = "made stackoverflow"
 
     @cached_property

@@ -56,14 +56,22 @@ LONG = 40  # rows of a sortable table that are stored as text too
 
 @dataclass(frozen=True)
 class Table:
-    "Rows of text under a header, with numbered notes below."
+    """Rows of text under a header, with numbered notes below.
 
-    header: tuple  # of str
-    rows: tuple  # of tuples of str, a cell may be a Markdown link
-    title: str = ""  # above
-    notes: tuple = ()  # below, numbered from 1
-    sortable: bool = False  # a click on a header sorts, typing filters
-    folded: str = ""  # words of the line behind which a page hides it
+    header: of str.
+    rows: of tuples of str, a cell may be a Markdown link.
+    title: above.
+    notes: below, numbered from 1.
+    sortable: a click on a header sorts, typing filters.
+    folded: words of the line behind which a page hides it.
+    """
+
+    header: tuple
+    rows: tuple
+    title: str = ""
+    notes: tuple = ()
+    sortable: bool = False
+    folded: str = ""
 
     def __str__(self):
         rows = [self.header, *([link_text(c) for c in row] for row in self.rows)]
@@ -123,10 +131,14 @@ def as_dict(t: Table) -> dict:  # title, header, rows, notes
 # %% ../../nbs/evidence/figures.ipynb #8aa81297
 @dataclass(frozen=True)
 class Shown:
-    "What a page shows: Markdown, or HTML with its words for a terminal."
+    """What a page shows: Markdown, or HTML with its words for a terminal.
 
-    text: str  # words; Markdown where there is no HTML
-    html: str = ""  # in their place on a page
+    text: words; Markdown where there is no HTML.
+    html: in their place on a page.
+    """
+
+    text: str
+    html: str = ""
 
     def __repr__(self):
         return self.text

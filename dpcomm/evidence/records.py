@@ -63,36 +63,44 @@ class Data(Struct):
 # %% ../../nbs/evidence/records.ipynb #b1d0209b
 @dataclass(frozen=True)
 class Record:
-    "One finished run of one setting and seed."
+    """One finished run of one setting and seed.
 
-    paper: str  # id, as 'dprec'
-    experiment: Name  # as 'dprec_mnist'
+    paper: id, as 'dprec'.
+    experiment: as 'dprec_mnist'.
+    scale: smoke, quick or full.
+    key: of the setting, as 'eps3.rec'.
+    seed: root of all its random numbers, >= 0.
+    trained: False where formulas were computed and nothing learnt.
+    config: every setting, plain JSON.
+    final: name -> score at the end; a point, as the best round, is a dict.
+    history: name -> list of at most 60 numbers, all of one length.
+    cells: key of a paper's cell, or 'ours.*' -> [value, unit].
+    guarantee: of the whole run; None where there is no privacy.
+    as_run: relation -> guarantee, where the one above is the paper's.
+    bits: of one message; None where nothing is sent.
+    data: name, partition_hash, content_hash, counts.
+    cost: wall_seconds, cpu_seconds, peak_bytes.
+    origin: commit, dirty, code, engine, dtype, versions, device, machine, date.
+    notes: sentences.
+    """
+
+    paper: str
+    experiment: Name
     scale: Literal["smoke", "quick", "full"]
-    key: str  # of the setting, as 'eps3.rec'
-    seed: Annotated[int, Meta(ge=0)]  # root of all its random numbers, >= 0
-    trained: bool  # False where formulas were computed and nothing learnt
-    config: dict[str, Plain]  # every setting, plain JSON
-    final: dict[
-        str, Points | dict[str, Points]
-    ]  # scores at the end; a best round is a dict
-    history: dict[
-        str, Annotated[list[Score], Meta(max_length=POINTS)]
-    ]  # all of one length
-    cells: dict[
-        str, tuple[Number, str]
-    ]  # key of a paper's cell, or 'ours.*' -> [value, unit]
-    guarantee: (
-        dict[str, Plain] | None
-    )  # of the whole run; None where there is no privacy
-    # guarantees of the run, where the one above is the paper's
+    key: str
+    seed: Annotated[int, Meta(ge=0)]
+    trained: bool
+    config: dict[str, Plain]
+    final: dict[str, Points | dict[str, Points]]
+    history: dict[str, Annotated[list[Score], Meta(max_length=POINTS)]]
+    cells: dict[str, tuple[Number, str]]
+    guarantee: dict[str, Plain] | None
     as_run: dict[Literal["add-remove", "zero-out", "replace"], dict[str, Plain]]
-    bits: dict[str, Count] | None  # of one message; None where nothing is sent
-    data: dict[str, Plain]  # name, partition_hash, content_hash, counts
-    cost: dict[str, Count | None]  # wall_seconds, cpu_seconds, peak_bytes
-    origin: dict[
-        str, Plain
-    ]  # commit, dirty, code, engine, dtype, versions, device, machine, date
-    notes: list[str] = field(default_factory=list)  # sentences
+    bits: dict[str, Count] | None
+    data: dict[str, Plain]
+    cost: dict[str, Count | None]
+    origin: dict[str, Plain]
+    notes: list[str] = field(default_factory=list)
 
     @property
     def identity(self) -> tuple:

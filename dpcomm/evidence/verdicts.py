@@ -33,16 +33,26 @@ SCORES = {  # name in `final` -> what a table calls it
 
 @dataclass(frozen=True)
 class Summary:
-    "A mean over seeds. [Student 1908]"
+    """A mean over seeds. [Student 1908]
 
-    mean: float  # of the values
-    se: float | None  # standard error of the mean; None for one seed
-    n: int  # seeds
-    unit: str = ""  # as in the records
-    df: float = 0.0  # degrees of freedom behind se
-    spread_of: str = ""  # experiments whose spread is borrowed; '' where it is our own
-    level: float = 0.95  # of the interval
-    day: date | None = None  # of the earliest run behind it; None where it is not kept
+    mean: of the values.
+    se: standard error of the mean; None for one seed.
+    n: seeds.
+    unit: as in the records.
+    df: degrees of freedom behind se.
+    spread_of: experiments whose spread is borrowed; '' where it is our own.
+    level: of the interval.
+    day: of the earliest run behind it; None where it is not kept.
+    """
+
+    mean: float
+    se: float | None
+    n: int
+    unit: str = ""
+    df: float = 0.0
+    spread_of: str = ""
+    level: float = 0.95
+    day: date | None = None
 
     @property
     def low(self) -> float | None:

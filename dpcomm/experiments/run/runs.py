@@ -102,12 +102,16 @@ def experiments() -> dict:
 # %% ../../../nbs/run/runs.ipynb #380eb869
 @dataclass(frozen=True)
 class Experiment:
-    "A notebook's claim, as far as a program needs it."
+    """A notebook's claim, as far as a program needs it.
 
-    name: str  # as 'dprec-mnist'
-    # with settings and grid, and run_one where it is not that of all lines
+    name: as 'dprec-mnist'.
+    module: with settings and grid, and run_one where it is not that of all lines.
+    paper: id of the paper that it repeats, or 'across'.
+    """
+
+    name: str
     module: ModuleType | SimpleNamespace = field(hash=False)
-    paper: str = paper_tables.ACROSS  # that it repeats
+    paper: str = paper_tables.ACROSS
 
     @property
     def stem(self) -> str:
