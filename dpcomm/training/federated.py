@@ -121,7 +121,7 @@ def relied_on(promise, config, n_clients: int, mechanism=None, visits=None) -> t
     for name, why in _mismatches(promise, config, n_clients, *about):
         reasons.setdefault(name, []).append(why)
     reasons |= {name: [] for name in ("keys", "proof", "weights")}
-    usual = "The guarantee stands on a premise about {name}, {text}"
+    usual = "The guarantee makes an assumption about {name}: {text}"
     return tuple(
         PLAIN.get(text, usual + " ({why})" * bool(reasons[name])).format(
             name=name, text=text, why="; ".join(reasons[name])
