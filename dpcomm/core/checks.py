@@ -91,11 +91,11 @@ ENTRIES = 2**32 - 1  # most that the frame of a message can name
 
 # %% ../../nbs/foundations/checks.ipynb #b5e4a759
 def check_size(name: str, value: int) -> int:
-    """Refuse a number of entries that no message can carry.
-
-    name: argument, as the caller spelled it.
-    value: entries of a vector, 1..ENTRIES; it is returned.
-    """
+    "Refuse a number of entries, 1..ENTRIES, that no message can carry; it is returned."
+    if value is None:
+        raise ValueError(
+            f"{name} is None: say of how many entries, Deployment({name}=...)"
+        )
     return check_between(name, value, 1, ENTRIES)
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3073
