@@ -35,6 +35,7 @@ PICTURE = re.compile(r"<img (?=[^>]*\bwidth=)(?=[^>]*\bheight=)(?![^>]*\bloading
 PLOT = re.compile(r'<img [^>]*\bsrc="([^"]+_files/[^"]+)\.png"[^>]*>')
 PHONE = '<picture><source media="(max-width: 500px)" srcset="{}">{}</picture>'
 CODE = re.compile(r'<pre class="sourceCode python.*?</pre>', re.S)
+NOTHING = "Call self as a function."  # nbdev's words where a docstring is missing
 FOOT = re.compile(r'<footer class="footer">.*?</footer>', re.S)
 LEAD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>This page moved</title>
 <link rel="canonical" href="{to}"><meta http-equiv="refresh" content="0; url={to}">
@@ -47,6 +48,7 @@ def tidied(page: str, built: dict) -> str:
     apart = r'\1<mspace width="0.167em"></mspace>'
     page = NORM.sub(BAR, AFTER.sub(apart, BEFORE.sub(apart, page)))
     page = ARGUMENTS.sub(lambda match: NEXT.sub("<br>\n", match[1]), page)
+    page = page.replace(f"<p><em>{NOTHING}</em></p>", "")
     page = PICTURE.sub('<img loading="lazy" ', page)
     word = re.compile("|".join(built))
     return FOOT.sub(lambda foot: word.sub(lambda w: built[w[0]], foot[0]), page)
@@ -82,7 +84,7 @@ def with_phones(path: Path, page: str, pairs: dict) -> str:
 def searched(text: str, page: str) -> str:
     "A text of the search index without the lines of code and the TeX of its page."
     code = html.unescape(re.sub("<[^>]*>", "", "\n".join(CODE.findall(page))))
-    lines = {line.strip() for line in code.splitlines()}
+    lines = {line.strip() for line in code.splitlines()} | {NOTHING}
     text = "\n".join(s for s in text.splitlines() if s.strip() not in lines)
     found = TEX.findall(page)  # Quarto keeps some of a formula's signs escaped
     for formula in sorted({*found, *map(html.unescape, found)}, key=len)[::-1]:
