@@ -71,9 +71,8 @@ def check_number(name: str, value: float, range: str) -> float:
     """Refuse anything but a real number in an interval.
 
     name: argument, as the caller spelled it.
-    value: real number in the range; nan is in none.
+    value: real number in the range, returned; nan is in none.
     range: an interval such as '(0, 1]' or '[0, inf]'.
-    Returns: the value.
     """
     low, high, ends = _bounds(range)
     kinds = (int, float, np.integer, np.floating)
@@ -91,11 +90,12 @@ ENTRIES = 2**32 - 1  # most that the frame of a message can name
 
 # %% ../../nbs/foundations/checks.ipynb #b5e4a759
 def check_size(name: str, value: int) -> int:
-    "Refuse a number of entries, 1..ENTRIES, that no message can carry; it is returned."
+    """Refuse a number of entries that no message can carry.
+
+    name: argument, as the caller spelled it. value: 1..ENTRIES; it is returned.
+    """
     if value is None:
-        raise ValueError(
-            f"{name} is None: say of how many entries, Deployment({name}=...)"
-        )
+        raise ValueError(f"{name} is None: pass it, as Deployment({name}=...)")
     return check_between(name, value, 1, ENTRIES)
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3073
