@@ -459,7 +459,7 @@ def test_a_null_slot_promise_needs_a_premise_and_the_engine_prints_it(capsys):
     assert (
         first.endswith("so it does not apply to this run") and "a null message" in first
     )
-    assert "premise about keys, as if nobody could guess the key" in second
+    assert "assumption about keys: as if nobody could guess the key" in second
 
 
 def test_a_promise_counts_on_shares_of_noise_that_come():
