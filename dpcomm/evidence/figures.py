@@ -18,7 +18,7 @@ import re
 import sys
 import textwrap
 import urllib.parse
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import NamedTuple
@@ -289,6 +289,8 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
     for ax in phone.axes:
         if spec := ax.get_subplotspec():
             panels.setdefault((spec.rowspan.start, spec.colspan.start), []).append(ax)
+    if len({ax.get_gridspec() for axes in panels.values() for ax in axes}) > 1:
+        raise ValueError("panels of several grids have no order of their own")
     rows = len({row for row, _ in panels})
     if len(panels) > rows:  # some stand side by side
         height, ylabel = len(panels) * min(height / rows, 3.1), ""
@@ -313,25 +315,22 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
             text.set_wrap(True)
     entries = [ax.get_legend_handles_labels() for ax in phone.axes]
     drawn = {name: handle for entry in entries for handle, name in zip(*entry)}
-    for owner in (phone, *phone.axes):
+    for legend in phone.findobj(Legend):
+        owner, names = legend.parent, [text.get_text() for text in legend.get_texts()]
+        beside = legend.get_bbox_to_anchor().x0 >= owner.bbox.x1 - 1
+        if not names or not (beside or owner is phone):
+            continue  # empty, or inside its panel
         place = dict(loc="outside lower left")
-        for legend in [
-            each for each in owner.get_children() if isinstance(each, Legend)
-        ]:
-            if owner is not phone:
-                if legend.get_bbox_to_anchor().x0 < owner.bbox.x1 - 1:
-                    continue  # inside its panel
-                place = dict(loc="upper left", bbox_to_anchor=(0, -0.22))
-            names = [text.get_text() for text in legend.get_texts()]
-            size = float(legend.get_texts()[0].get_fontsize())
-            room = 302 * letters / size  # a legend's width, of its letters
-            columns = int(room / (0.55 * max(map(len, names)) + 4)) or 1
-            height += (-(-len(names) // columns) - (owner is phone)) * size / 48
-            about = dict(title=legend.get_title().get_text() or None, fontsize=size)
-            about["frameon"] = legend.get_frame_on()
-            handles = map(drawn.get, names, legend.legend_handles)
-            legend.remove()
-            owner.legend(list(handles), names, ncols=columns, **about, **place)
+        if owner is not phone:
+            place = dict(loc="upper left", bbox_to_anchor=(0, -0.22))
+        size = float(legend.get_texts()[0].get_fontsize())
+        columns = int(302 * letters / size / (0.55 * max(map(len, names)) + 4)) or 1
+        height += (-(-len(names) // columns) - (owner is phone)) * size / 48
+        about = dict(title=legend.get_title().get_text() or None, fontsize=size)
+        about["frameon"] = legend.get_frame_on()
+        handles = map(drawn.get, names, legend.legend_handles)
+        legend.remove()
+        owner.legend(list(handles), names, ncols=columns, **about, **place)
     phone.set_size_inches(4.2 * letters, height)
     return phone
 
@@ -349,11 +348,12 @@ def png(figure, dots=2, colours=64) -> tuple:  # bytes; size to show it at, pixe
     return small.getvalue(), {name: round(side / dots) for name, side in sides}
 
 
-def sharp(figure) -> tuple:  # as `png`, with the phone's picture beside the size
+def sharp(figure) -> tuple:
+    "As `png`; with the size comes the phone's picture, where the figure can be copied."
     picture, size = png(figure)
-    return picture, size | {
-        "phone": base64.b64encode(png(narrow(figure), 1.5, 32)[0]).decode()
-    }
+    with suppress(Exception):  # else it is shown as it is, never lost
+        size["phone"] = base64.b64encode(png(narrow(figure), 1.5, 32)[0]).decode()
+    return picture, size
 
 
 def _store_sharp():

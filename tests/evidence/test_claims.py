@@ -89,9 +89,6 @@ def test_numbers_are_looked_up_and_nothing_is_said_where_one_is_missing():
     assert int(held) + int(left) <= len(paper_tables.cells("imvu"))
 
 
-# ---- counts
-
-
 @tabled("paper", PAPERS)
 def test_every_number_is_counted_once_and_in_its_class(paper):
     p, judged = paper_tables.paper(paper), evidence(paper)

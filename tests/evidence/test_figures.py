@@ -60,6 +60,8 @@ def test_a_phone_gets_panels_and_legends_below_one_another():
     assert all(low.y1 < high.y0 for high, low in zip(boxes, boxes[1:]))
     assert all(0 <= box.x0 and box.x1 <= phone.bbox.x1 for box in boxes)
     assert second.get_ylabel() and second.yaxis.get_tick_params()["labelleft"]
+    first.yaxis.set_major_formatter(lambda value, place: f"{value:.0f} !")
+    assert "phone" in figures.sharp(wide)[1] and "phone" not in figures.sharp(phone)[1]
 
 
 def run(seed, rounds, accuracy, key="eps3.rec", **origin) -> records.Record:
@@ -92,8 +94,6 @@ def test_a_learning_curve_counts_a_seed_once_the_oldest():
         line = figures.learning_curve(order, "eps3.rec", "rec")
         assert list(line["mean"]) == [0.1]
 
-
-# ---- tables
 
 TABLE = figures.Table(("a", "b"), (("x|<y>", "[go](p.ipynb)"), ("long cell", "")), "T")
 KEYS = (

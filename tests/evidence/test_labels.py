@@ -51,6 +51,8 @@ def test_a_committed_guarantee_is_about_its_run(name, run):
     rounds = int(most.group(1)) if most else None
     n_clients = round(config.cohort / promise.q) if promise.q else 10**9
     check_promise(promise, config, n_clients, rounds, unit=unit)
+    if promise.scope == "per-round":  # the whole run's stands beside it
+        assert recorded(run.as_run[promise.relation]).scope == "total"
 
 
 @tabled("name, run", fixed)
