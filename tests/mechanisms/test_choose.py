@@ -13,6 +13,7 @@ from tables import tabled
 from dpcomm import Deployment, cli, mechanism, registered
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import choose as choosing
+from dpcomm.privacy import audit
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
@@ -212,3 +213,18 @@ def test_the_command_prints_tables_and_json(capsys):
     assert found["rows"][0]["mechanism"] == asked.best.name
     assert cli.main([*words.split(), "--cohort", "6000"]) == 2
     assert "cohort is 6000 of 5000 clients" in capsys.readouterr().err
+
+
+@tabled("name", ["gaussian", "privquant", "pm", "topk"])
+def test_the_attack_notices_half_of_the_noise(name):
+    "And not the whole; the page audits every row."
+    row = by_name(Deployment(10, 10, 1, 1e-6, sampling="none", d=16), 4.0)[name]
+    m, known = row.built, row.built.relations
+    relation = row.guarantee.relation if row.guarantee.relation in known else "local"
+    less = 0.5 if m.free == "sigma" else 2.0
+    for factor in (1.0, less):
+        played = replace(m, **{m.free: getattr(m, m.free) * factor})
+        run = relation, 4_000, seed_tree(0, "attacked", name)
+        against = audit.claims(m, relation, d=16)
+        refuted = audit.judge_play(played, *run, against=against, d=16).refuted
+        assert refuted == (factor == less)

@@ -377,3 +377,11 @@ def test_the_cut_ends_the_grid():
     assert bias[0].tolist() == pytest.approx([0.25 - 0.9, 0.0, 0.05], abs=3e-3)
     # what is cut is certain
     assert not variance[0, [0, 2]].any() and 0 < variance[0, 1] <= (0.25 / 127) ** 2 / 4
+
+
+def test_exact_noise_has_the_promised_deviation():
+    n, rows = 400_000, torch.zeros(1, 400_000)
+    m = Gaussian(2.0, 1.5)
+    z = m.noise_steps(rows.shape, seed_tree(0)) * m.scale
+    assert abs(z.std() - 3.0) < 6 * 3.0 / (2 * n) ** 0.5
+    assert abs(z.mean()) < 6 * 3.0 / n**0.5

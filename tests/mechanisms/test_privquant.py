@@ -11,7 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from laws import ALARM, fit
+from laws import ALARM, fit, radius
 from tables import tabled
 
 from dpcomm.core.random import Insecure, seed_tree
@@ -140,3 +140,17 @@ def test_long_rows_are_drawn_as_short_ones(monkeypatch):
     monkeypatch.setattr(pq, "BLOCK", 7)
     monkeypatch.setattr(pq, "SHORT", 7)
     assert m.encode(u, Insecure(1)).payload == short
+
+
+def test_long_messages_have_the_right_matches():
+    "Beyond the size that is sorted at once."
+    cal, n = calibrate(100, 4, 30.0), 6000
+    numbers = seed_tree(0, "numbers").integers(4, size=100)
+    seen = pq.randomise(np.tile(numbers, (n, 1)), cal, seed_tree(0, "long"))
+    match, shift = seen == numbers, ((seen - numbers) % 4)[:, 0]
+    counts = np.bincount(match.sum(1), minlength=101)
+    assert cal.d > pq.SHORT and fit(counts, pq.match_law(cal)) > ALARM / 3
+    most = radius(math.sqrt(cal.q * (1 - cal.q)), n, 300)
+    assert (np.abs(match.mean(0) - cal.q) <= most).all()
+    shifts = [cal.q, *[(1 - cal.q) / 3] * 3]
+    assert fit(np.bincount(shift, minlength=4), shifts) > ALARM / 3

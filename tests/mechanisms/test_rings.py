@@ -417,3 +417,15 @@ def test_a_wide_ring_takes_every_clipped_update(kind, bits, n, sigma, d):
     assert np.array_equal(words, m.ring.wrap(z)) and len(z) == 2
     assert bound == ring.rounded_norm(1.0 / m.step(d), m.size(d), m.beta)
     assert max(ring.squared_length(z)) <= Fraction(bound) ** 2
+
+
+def test_a_swap_doubles_both_distances(monkeypatch):
+    "Two vectors of one length may be opposite: twice as far apart in L2, and in L1."
+    asked, curve = [], skellam_module.rdp_skellam
+    monkeypatch.setattr(
+        skellam_module, "rdp_skellam", lambda *a: asked.append(a[2:]) or curve(*a)
+    )
+    for relation in ("zero-out", "replace"):
+        Skellam(1.0, 2.0, 50).guarantee(rounds=1, delta=1e-5, d=64, relation=relation)
+    (l2, l1), swapped = asked
+    assert swapped == (2 * l2, 2 * l1) and l2 <= l1 <= 8 * l2

@@ -133,3 +133,28 @@ def test_curves_that_are_not_listed_are_those_of_normal_noise():
             least = hypothesis_tests.profile_of_gaussian(normal, EPS)
             assert (least <= stated).all() and (stated < least + 0.05).all()
     assert (mvu.Mvu(1.0, 1.0).privacy_profile("replace", EPS) < 1).all()
+
+
+@tabled("m, n", [(2, 1), (2, 9), (3, 4), (5, 3)])
+def test_counts_of_symbols_lose_nothing(m, n):
+    pair = seed_tree(0, "symbols", m).dirichlet(np.ones(m), 2)
+    words = np.array(list(itertools.product(range(m), repeat=n)))
+    whole = hypothesis_tests.profile_of_pmfs(*(law[words].prod(1) for law in pair), EPS)
+    found = hypothesis_tests.profile_of_pmfs(
+        *hypothesis_tests.multinomial_laws(*pair, n), EPS
+    )
+    np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-13)
+
+
+def test_two_likelihoods_and_pure_privacy():
+    "The curve of randomised response, attained; above every mixture of inputs."
+    truth = 1 / (1 + math.exp(-2))
+    one, two = response = np.array([[truth, 1 - truth], [1 - truth, truth]])
+    exact = hypothesis_tests.profile_of_pmfs(*response, EPS)
+    np.testing.assert_allclose(
+        hypothesis_tests.profile_of_pure(2.0, EPS), exact, atol=1e-12
+    )
+    bound = hypothesis_tests.profile_of_two_ratios(truth, 2.0, EPS) + 1e-12
+    for pair in seed_tree(0, "mixed").random((20, 2)):
+        mixed = [w * one + (1 - w) * two for w in pair]
+        assert (hypothesis_tests.profile_of_pmfs(*mixed, EPS) <= bound).all()

@@ -13,9 +13,10 @@ from tables import tabled
 from dpcomm import Deployment
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms.contract import mechanism
+from dpcomm.privacy import audit, shuffling
 from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.losses import compose, gaussian_losses, listed_losses
-from dpcomm.privacy.shuffling import shuffled_losses
+from dpcomm.privacy.shuffling import Shuffled, shuffled_losses
 
 ours = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -114,3 +115,14 @@ def test_deployments_audit_shuffled_rounds():
     seen, promised = s.audit(m, 20_000, seed_tree(0, "a"), rounds=2)
     assert promised.trust == "shuffler" and promised.rounds == 2
     assert 0.4 * promised.eps < seen.eps <= promised.eps
+
+
+def audited(name, n, plays=30_000):
+    m = mechanism(name, **dict(clip_norm=1.0, eps=2.0) | PURE[name])
+    return audit.Case(Shuffled(m, n), "local", {}, plays).run(plays, 1e-2, seed=3)
+
+
+def test_a_shuffle_of_too_many_is_caught(monkeypatch):
+    own = shuffling._clones
+    monkeypatch.setattr(shuffling, "_clones", lambda eps, n: own(eps, 3 * n))
+    assert audited("sqkr", 12)[-1].refuted

@@ -1351,3 +1351,17 @@ def test_degrees_make_valid_setups_that_tolerate_what_they_say(n, malicious):
     x = np.ones((n, 2), np.int64)
     out = run_session(x, Ring(8), g.threshold, g.neighbours, **more)
     assert (out.total == n - n // 10).all()
+
+
+def test_too_few_are_refused():
+    setup = Setup(20, 1, Ring(8), 3, 4, quorum=12, session=bytes(16))
+    everybody, near = set(range(20)), protocol.graph(20, 4, setup.session)[7]
+    gaps = protocol.client_circle(20, setup.session)[[3, 4, 11, 12]]
+    protocol.check_survivors(setup, everybody, everybody, MASKED)
+    for alive, owners, step, named, says in (
+        (set(range(11)), [0], MASKED, SERVER, "11 clients are left; 12 must"),
+        (everybody - {*near[:2].tolist()}, [7], 1, 7, "client 7: 2 of its neighbours"),
+        (everybody - {*gaps.tolist()}, [], 2, SERVER, "fall apart"),
+    ):
+        with refused(BelowThreshold, named, step, says):
+            protocol.check_survivors(setup, alive, owners, step)

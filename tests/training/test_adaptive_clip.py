@@ -168,3 +168,24 @@ def test_what_cannot_move_is_refused():
         run(AdaptiveClip(count_std=1.0))
     with pytest.raises(ValueError, match="adaptive work only with federated.one_round"):
         run(AdaptiveClip(), advance=lambda *a, **k: 0.0)
+
+
+@tabled("name", RINGS)
+def test_under_secure_sums_the_clip_moves_and_the_promise_is_of_one_entry_more(name):
+    def make(clip_norm, sigma):
+        return ring(name, clip_norm=clip_norm, sigma=sigma)
+
+    adaptive = AdaptiveClip(rate=1.0, count_std=3.0)
+    moves = run(adaptive, s=SUMMED, make=make, clip=1e3)
+    clips = [h["clip"] for h in moves.history]
+    assert len(set(clips)) == 6 and clips[-1] < 0.2 * 1e3
+    wide = dataclasses.replace(SUMMED, d=D + 1)
+    assert moves.history[-1]["eps"] == wide.guarantee(make(1e3, 2.0)).eps
+    still = run(None, s=SUMMED, make=make, clip=1e3)
+    more = [
+        dataclasses.replace(SUMMED, d=d).guarantee(make(1e3, 2.0)) for d in (D, D + 1)
+    ]
+    assert still.history[-1]["eps"] == more[0].eps != more[1].eps
+    assert torch.equal(
+        moves.w, run(adaptive, s=SUMMED, make=make, clip=1e3, workers=3).w
+    )
