@@ -155,6 +155,15 @@ def test_guarantee_prints_and_stores_every_field():
     assert type(Guarantee(np.float64(1), 0, **NAMES).eps) is float
 
 
+@tabled("name", ACCOUNTANTS)
+def test_swapped_client_is_half_the_noise_under_every_accountant(name):
+    run = dict(delta=1e-5, rounds=4, accountant=name)
+    half = gaussian_guarantee(3.0, **run)
+    swapped = gaussian_guarantee(6.0, **run, relation="replace")
+    local = gaussian_guarantee(6.0, **run, relation="local", trust="local")
+    assert half.eps == swapped.eps == local.eps
+
+
 # ---- calibration ----
 
 
@@ -186,6 +195,8 @@ def test_a_premise_is_about_one_known_thing():
     assert stated.noting("", "x").noting("x").note == "x"
     told = [bool(said.large_delta(0.01, n)) for n in (100, 99, None)]
     assert told == [True, False, False]
+    with pytest.raises(ValueError, match="rounds is 2; with scope = 'per-round'"):
+        Guarantee(1, 1e-5, **NAMES | dict(scope="per-round"), rounds=2)
 
 
 def test_a_record_of_old_is_read_with_the_premises_that_it_did_not_name():

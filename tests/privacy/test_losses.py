@@ -269,6 +269,8 @@ def test_a_release_without_pairs_is_composed_by_renyi_curves():
     found = compose([(gaussian_losses(1.0, 0.01, **POISSON), 100), (other, 1)], 1e-6)
     assert found.guarantee.accountant == "rdp-balle" and found.low == 0
     assert "other has no loss distribution" in found.guarantee.note
+    half = gaussian_guarantee(2.5, 1e-6, accountant="rdp-balle").eps
+    assert compose([(other, 4)], 1e-6).eps == pytest.approx(half)
     sharp = compose(
         [(gaussian_losses(1.0, 0.01, **POISSON), 100), (gaussian_losses(5.0), 1)], 1e-6
     )
@@ -309,6 +311,10 @@ def test_releases_about_different_things_have_no_epsilon_together(other, says):
         *("poisson", 41, 0.02),
         "central",
     )
+    local = pure_losses(0.5, premises={"keys": "as if so"})
+    both = compose([(gaussian_losses(1.0, relation="local"), 1), (local, 2)], 1e-6)
+    assert both.guarantee.trust == "central"
+    assert both.guarantee.premises == local.premises
 
 
 @tabled("name", ["topk", "ddgauss", "skellam"])
@@ -446,6 +452,25 @@ def test_a_large_epsilon_on_a_coarser_grid_is_above_the_truth_and_close(
     assert composition.LARGE < low <= said <= high * (1 + 1e-3)
 
 
+@tabled("relation, trust", product(("zero-out", "replace"), ("central", "secagg")))
+def test_what_is_stated_is_its_pair_s_and_only_the_unseen_are_amplified(
+    relation, trust
+):
+    how = dict(relation=relation, trust=trust)
+
+    def stated(sigma, q, sampling, accountant):
+        names = dict(sampling=sampling, accountant=accountant)
+        return gaussian_guarantee(sigma, 1e-5, q, 200, **names, **how).eps
+
+    release = gaussian_losses(2.0, 0.05, **POISSON | how)
+    low, high = ends([(release, 200)], 1e-5)
+    assert low <= stated(2.0, 0.05, "poisson", "pld") <= high
+    everyone = stated(5e-3, 1.0, "none", "rdp-balle")  # too large to be composed
+    hidden = (relation, trust) == ("zero-out", "central")
+    assert hidden == (release.renyi is not None)
+    assert (stated(5e-3, 0.05, "poisson", "pld") < everyone) == hidden
+
+
 # ---- one draw, groups, and what numbers may cost
 
 
@@ -488,6 +513,7 @@ def test_groups_without_a_proof_are_refused_and_those_that_are_seen_are_not():
             gaussian_losses(1.0, 0.1, group=2, **how)
     seen = gaussian_losses(2.0, 0.1, "zero-out", trust="secagg", group=2, **POISSON)
     (pair,) = seen.pairs
+    assert gaussian_losses(2.0, 0.1, group=2, **POISSON).renyi is None
     y = np.linspace(-2, 2, 9)
     parts = [(0.18, pairs._Normal(0.5)), (0.01, pairs._Normal(1.0))]
     above = sum(w * np.exp(p.tails(y)[0]) for w, p in parts) + 0.81 * (y < 0)

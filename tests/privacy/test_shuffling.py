@@ -126,3 +126,9 @@ def test_a_shuffle_of_too_many_is_caught(monkeypatch):
     own = shuffling._clones
     monkeypatch.setattr(shuffling, "_clones", lambda eps, n: own(eps, 3 * n))
     assert audited("sqkr", 12)[-1].refuted
+
+
+def test_rounds_of_a_shuffle_are_composed():
+    m = mechanism("sqkr", **dict(clip_norm=1.0, eps=2.0) | PURE["sqkr"])
+    low, high = ends(m.losses(shuffled=12), 1e-2, rounds=5)
+    assert low <= Shuffled(m, 12).guarantee(5, 1e-2).eps <= high
