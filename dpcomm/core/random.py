@@ -30,10 +30,9 @@ def derive(seed: int, *path, bits: int = 128) -> int:
     Returns: int in [0, 2**bits).
     """
     numbers = [p if isinstance(p, str) else index(p) for p in (seed, *path)]
-    text = json.dumps(numbers)
-    return int.from_bytes(
-        hashlib.blake2b(text.encode(), digest_size=bits // 8).digest(), "little"
-    )
+    text = json.dumps(numbers).encode()
+    digest = hashlib.blake2b(text, digest_size=bits // 8).digest()
+    return int.from_bytes(digest, "little")
 
 # %% ../../nbs/foundations/random.ipynb #a1fa1266
 def seed_tree(seed: int, *path) -> np.random.Generator:
@@ -78,9 +77,8 @@ def private_stream(key=None) -> np.random.Generator:
     check_key(key)
     if key is not None:
         return seed_tree(key.seed, "private")
-    return np.random.Generator(
-        ChaCha(key=int.from_bytes(os.urandom(32), "little"), rounds=20)
-    )
+    secret = int.from_bytes(os.urandom(32), "little")
+    return np.random.Generator(ChaCha(key=secret, rounds=20))
 
 # %% ../../nbs/foundations/random.ipynb #05bcd301
 def public_seed(key=None) -> int:
@@ -128,11 +126,8 @@ def bernoulli(p, rng) -> np.ndarray:
     rng: one stream, or a list with one stream per row.
     Returns: bool, shape of p: True with probability p, exactly.
     """
-    p = (
-        p
-        if isinstance(p, np.ndarray) and p.dtype == np.float64
-        else check_reals("p", p, "[0, 1]")
-    )
+    if not (isinstance(p, np.ndarray) and p.dtype == np.float64):
+        p = check_reals("p", p, "[0, 1]")
     if not isinstance(rng, (list, tuple)):
         return below(check_stream(rng).random(p.shape), p, rng)
     streams = row_streams(rng, len(p))
@@ -160,8 +155,7 @@ def row_streams(rng, n: int) -> list:
         return [check_stream(rng)] * n
     if len(rng) != n:
         raise ValueError(
-            f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one per"
-            " row"
+            f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one per row"
         )
     return [check_stream(stream) for stream in rng]
 

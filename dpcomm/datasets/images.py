@@ -195,6 +195,8 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
 
 # %% ../../nbs/datasets/images.ipynb #edc57191
 def _numbers(side):
+    if isinstance(side, Mapping):
+        return {name: _numbers(side[name]) for name in sorted(side)}
     if isinstance(side, (tuple, list)) and side and isinstance(side[0], Tensor):
         side = torch.stack(list(side))
     elif not isinstance(side, (Tensor, np.ndarray, tuple, list)):
@@ -204,8 +206,7 @@ def _numbers(side):
     x = torch.as_tensor(side).detach()
     if x.is_complex():
         raise ValueError(
-            "complex numbers are not supported: pass real and imaginary parts as"
-            " separate entries"
+            "complex numbers are not supported: pass real and imaginary parts as separate entries"
         )
     return x if x.layout is torch.strided else x.to_dense()
 
@@ -270,7 +271,7 @@ def _sides(held):
             )
         return Inputs(tuple(map(_numbers, x))), y
     if isinstance(x, Mapping):
-        return Inputs({name: _numbers(x[name]) for name in sorted(x)}), y
+        return Inputs(_numbers(x)), y
     return _numbers(x), y
 
 
@@ -293,8 +294,7 @@ def _pair(held, who):
     if any(not part.ndim or len(part) != len(y) for part in tree_leaves((x, y))):
         raise ValueError(
             f"{who} has inputs of shape {_form(x, 0)} and targets of shape"
-            f" {_form(y, 0)}; every input needs one target: correct or drop the"
-            " client"
+            f" {_form(y, 0)}; every input needs one target: correct or drop the client"
         )
     x, y = tree_map(
         lambda part: part.float() if part.is_floating_point() else part, (x, y)

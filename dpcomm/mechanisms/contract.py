@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from dpcomm.core.checks import (
+    Named,
     check_between,
     check_choice,
     check_kind,
@@ -124,7 +125,7 @@ def symbol_game(present, absent, count: int, draw: Callable) -> Game:
     )
 
 # %% ../../nbs/foundations/contract.ipynb #3e9c5615
-class Mechanism:
+class Mechanism(Named):
     """A mechanism clips a vector, encodes it privately in few bits, and decodes an estimate.
 
     Contract: encode and simulate clip first; decode(encode(u)) and simulate(u, rng) have

@@ -15,6 +15,7 @@ from typing import Self
 
 from dpcomm.core.checks import (
     SCALE,
+    Named,
     check_between,
     check_choice,
     check_kind,
@@ -38,7 +39,7 @@ MOST = 2**53  # clients, rounds
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10005
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Named):
     """Who takes part, how often, and who is trusted. [Dwork & Roth 2014, Sec. 2.3]
 
     n_clients: clients in the federation, >= 1.
@@ -295,8 +296,7 @@ def _check_cohort(deployment):
     if visits * n < needed and s.sampling in ("fixed", "none"):
         raise ValueError(
             f"visits is {visits}; {n} clients then send {visits * n} of the {needed}"
-            f" messages: raise visits to {-(-needed // n)} or more, or lower rounds or"
-            " cohort"
+            f" messages: raise visits to {-(-needed // n)} or more, or lower rounds or cohort"
         )
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10009
@@ -379,8 +379,7 @@ def _check_mechanism(deployment, mechanism, accountant):
     if s.delta == 0 and not isinstance(m, Local):
         raise ValueError(
             f"delta is 0, and the guarantee of {m.name} needs one above 0: pass a"
-            " delta below 1 / n_clients, or choose a pure mechanism such as pm or"
-            " privquant"
+            " delta below 1 / n_clients, or choose a pure mechanism such as pm or privquant"
         )
     sizes = getattr(m, "groups", None)
     if sizes and s.groups and tuple(sizes) != s.groups:
@@ -548,7 +547,7 @@ def _given(deployment, cls, free, clip_norm, fixed):
             f" `guarantee` with a given {free}"
         )
     for name in fixed:
-        check_choice(f"a parameter of {cls.name}", name, names)
+        check_choice(f"a field of {cls.__name__}", name, [*names, "eps", "accountant"])
     s = deployment
     shared = dict(n_clients=s.cohort, tolerance=s.tolerance, groups=s.groups)
     shared |= dict(clip_norm=clip_norm, bound=clip_norm) | USUAL

@@ -177,8 +177,7 @@ PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
 WHY = {
     "central": "no bound is implemented",
     "secagg": (
-        "the server knows its cohort, and a client that leaves takes its share of the"
-        " noise along"
+        "the server knows its cohort, and a client that leaves takes its share of the noise along"
     ),
     "local": "the server sees who sends",
     "shuffler": "messages hide among a number of others that is known",

@@ -68,8 +68,7 @@ class Losses:
     def __post_init__(self):
         if not self.pairs and self.renyi is None:
             raise ValueError(
-                f"{self.name} has neither a dominating pair nor a Rényi curve: pass"
-                " pairs or renyi"
+                f"{self.name} has neither a dominating pair nor a Rényi curve: pass pairs or renyi"
             )
         Guarantee(0.0, 0.0, accountant="pld", scope="per-round", **self.about)
 
@@ -113,7 +112,10 @@ def gaussian_losses(
     group = int(check_between("group", group, 1, 100))
     check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, NORMAL)
-    q = float(check_number("q", q, "[1e-12, 1]" if sampling != "none" else "[1, 1]"))
+    q = float(check_number("q", q, "[1e-12, 1]"))
+    if q < 1 and sampling == "none":
+        why = f"q is {q:g} and sampling 'none', where everybody takes part"
+        raise ValueError(f"{why}: pass sampling='poisson' or 'fixed' with q")
     draws = _check_draws(draws, q, sampling)
     among = EVERY if trust == "central" else SEEN
     if relation not in among:
@@ -175,8 +177,7 @@ def listed_losses(p, q, **about) -> Losses:
     if p.ndim != 1 or p.shape != q.shape or abs(p.sum() - 1) + abs(q.sum() - 1) > 1e-9:
         raise ValueError(
             f"p and q have shapes {p.shape} and {q.shape}, sums {p.sum():.6g} and"
-            f" {q.sum():.6g}; they must be probabilities of the same outcomes: normalise"
-            " them"
+            f" {q.sum():.6g}; they must be probabilities of the same outcomes: normalise them"
         )
     p, q = (law[(p > 0) | (q > 0)] for law in (p, q))
     if (p == q).all():

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -231,10 +232,8 @@ def _ready(task, t, metrics, device, advance):
         return next(holders, f"example {i}, which no client has,")
 
     if metrics is None and not len(federation.data.y_test):
-        raise ValueError(
-            "the test set is empty, and an evaluation needs one: pass test=, or"
-            " metrics="
-        )
+        why = "the test set is empty, and an evaluation needs one"
+        raise ValueError(f"{why}: pass test=, or metrics=")
     data = all_data = federation.data
     part = ()
     for client in np.unique(task.cohort(t)):
@@ -284,8 +283,7 @@ def _last_round(promised, rounds, most):
             "max_epsilon is given without a guarantee to check: pass deployment or"
             " guarantee as well"
         )
-    every = range(1, rounds + 1)
-    last = bisect_right(every, most, key=lambda t: promised(t).eps)
+    last = bisect_right(range(1, rounds + 1), most, key=lambda t: promised(t).eps)
     if not last:
         raise ValueError(
             f"max_epsilon is {most:g}, and the first round alone has epsilon"
@@ -373,12 +371,18 @@ def _report(run, task, guarantee, metrics, shows_loss, train_loss):
     data = task.federation.data
     test = task.model, run.w, data.x_test, data.y_test
     if metrics:
-        how = "a function that returns one, of scores"
+        how = "a function that returns a dict of numbers"
         scores = check_kind("metrics(...)", metrics(*test), dict, how)
+        scores = {k: v.item() if hasattr(v, "item") else v for k, v in scores.items()}
+        for name, value in scores.items():
+            check_kind(f"score {shown(name)}", value, (int, float, NoneType), how)
     elif task.loss is cross_entropy:
         scores = dict(zip(("accuracy", "loss"), evaluate(*test)))
     else:
         scores = {"loss": float(task.loss(predict(*test[:3]), data.y_test))}
+    for name in (k for k, v in scores.items() if v != v):
+        why = f"{name} on the test set is nan: correct its data, or lower lr"
+        warnings.warn(f"round {run.round}: {why}", stacklevel=2)
     eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
     run.history.append(
         {
@@ -468,8 +472,11 @@ def simulate(
         check_kind("a callback", each, Callback, instance)
     made = "Task(model, Federation.of(clients, test), mechanism, Config(), seed)"
     check_kind("task", task, Task, f"{made}, or call train(model, clients, ...)")
+    task = task if eps is None else replace(task, mechanism=Plain())
     call = (Callable, NoneType)
     for name, value, kinds, how in (
+        ("mechanism", task.mechanism, Mechanism, "dpcomm.mechanism(name, ...)"),
+        ("config", task.config, Config, "dpcomm.Config(rounds=..., cohort=...)"),
         ("train_loss", train_loss, bool, "True or False"),
         ("resume", resume, bool, "True or False"),
         ("advance", advance, Callable, "a function such as federated.one_round"),
@@ -484,9 +491,8 @@ def simulate(
         check_kind(name, value, kinds, how)
     check_between("workers", workers, 1, 1024)
     check_number("save_every", save_every, "[0, inf]")
-    check_number(
-        "max_seconds", math.inf if max_seconds is None else max_seconds, "[0, inf]"
-    )
+    most = math.inf if max_seconds is None else max_seconds
+    check_number("max_seconds", most, "[0, inf]")
     _check_device(device)
     if eps not in (None, math.inf):
         raise ValueError(
@@ -495,10 +501,10 @@ def simulate(
         )
     if eps is not None and (guarantee or max_epsilon or adaptive):
         raise ValueError(
-            "eps is inf, and guarantee, max_epsilon and adaptive are about privacy: leave"
-            " them out"
+            "eps is inf, and guarantee, max_epsilon and adaptive are about privacy: leave them out"
         )
-    task = task if eps is None else replace(task, mechanism=Plain())
+    if resume and not checkpoint:
+        raise ValueError("resume is True, and there is no checkpoint: pass one")
     whom = check_choice("unit", unit or "client", ("client", "example"))
     if deployment is not None:
         counts = int(adaptive is not None and in_one_sum(task.mechanism))
@@ -598,7 +604,8 @@ def train(
     """
     where = said_by(deployment)
     config = {f.name for f in fields(Config)}
-    options = {*inspect.signature(simulate).parameters} - {"task", "deployment"}
+    options = {*inspect.signature(simulate).parameters, "loss", "seed", "test"}
+    options -= {"task", "deployment"}
     decided = {f.name for f in fields(deployment)} - config - options
     for name in settings.keys() - config - options:
         if (meant := nearest(name, sorted(config | options | decided))) in decided:
@@ -609,14 +616,11 @@ def train(
         check_choice("setting", name, sorted(config | options))
     if not hasattr(clients, "visit"):
         if test is None:
-            raise TypeError(
-                "test is None, and a run needs a test set: pass test=(x, y)"
-            )
+            raise TypeError("test is None; a run needs a test set: pass test=(x, y)")
         clients = Federation.of(clients, test)
     elif test is not None:
         raise TypeError(
-            "test is given together with a Federation, which has its own test set:"
-            " leave it out"
+            "test is given together with a Federation, which has its own test set: leave it out"
         )
     given = {name: settings.pop(name) for name in config & settings.keys()}
     task = Task(model, clients, mechanism, Config(**where | given), seed, loss)

@@ -259,8 +259,8 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
         return why
     for layer in model.children():
         if not _written(layer):
-            line = f"{' '.join(str(layer).split()):.80}"
-            return f"layer {line} is not supported by this engine"
+            line = str(layer).partition("\n")[0].rstrip("(")
+            return f"layer {line:.80} is not supported by this engine"
     kinds = nn.Linear, nn.Conv2d
     matrices = [layer for layer in model.children() if isinstance(layer, kinds)]
     tensors = {id(p) for layer in matrices for p in layer.parameters()}

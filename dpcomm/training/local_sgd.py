@@ -365,7 +365,7 @@ def downsample_majority(
 # %% ../../nbs/training/local_sgd.ipynb #2157bbd8
 def batch_plan(parts, epochs: int, batch: int, rngs, steps: int | None = None):
     "Every client's images in batches, (n_clients, steps, batch) int64; -1 for none."
-    rows = []
+    rows, batch = [], min(batch, max([4096, *map(len, parts)]))  # the rest is -1
     for part, rng in zip(parts, rngs):
         if steps is not None:
             part = rng.choice(part, min(len(part), steps * batch), replace=False)

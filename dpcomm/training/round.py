@@ -286,8 +286,7 @@ def one_round(
     def after(done, causes):
         if causes and not run.dropped:
             warnings.warn(
-                f"round {t}: {causes[0][1]}; its update counts as 0, and Run.dropped"
-                " lists it"
+                f"round {t}: {causes[0][1]}; its update counts as 0, and Run.dropped lists it"
             )
         run.dropped += [(t, client) for client, _ in causes]
         tell(done, len(cohort))

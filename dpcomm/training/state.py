@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpcomm.core.checks import check_between, check_choice, check_number, shown
+from dpcomm.core.checks import Named, check_between, check_choice, check_number, shown
 from dpcomm.core.files import add_checksum, atomic_write, read_sealed
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import computation, pack, unpack
@@ -31,7 +31,7 @@ from dpcomm.training.local_sgd import ENGINES, check_model, cross_entropy
 
 # %% ../../nbs/training/state.ipynb #bb56867f
 @dataclass(frozen=True)
-class Config:
+class Config(Named):
     """Settings of a federated run; defaults are DP-REC's on MNIST. [dprec App. C.2]
 
     rounds: communication rounds T.
@@ -132,8 +132,7 @@ class _Turns:
         if len(there) < self.cohort:
             raise ValueError(
                 f"only {len(there)} clients have visits left in round {t}, and cohort"
-                f" is {self.cohort}: raise visits, lower rounds to {t}, or use"
-                " sampling='poisson'"
+                f" is {self.cohort}: raise visits, lower rounds to {t}, or use sampling='poisson'"
             )
         return there[sample_cohort(len(there), self.cohort, "fixed", rng)]
 
@@ -335,9 +334,7 @@ class Run:
         scores = ", ".join(
             f"{k} {v:.4g}" for k, v in last.items() if k != "round" and v is not None
         )
-        up, down = (
-            b / 2**23 for b in (self.ledger.uplink_bits, self.ledger.downlink_bits)
-        )
+        up, down = self.ledger.uplink_bits / 2**23, self.ledger.downlink_bits / 2**23
         engine = f", engine {self.engine}" * bool(self.engine)
         lines = (
             f"Run {state} after {self.round:,} rounds, {len(self.w):,} weights{engine}",

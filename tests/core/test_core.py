@@ -36,9 +36,8 @@ def changed(what):
     kinds = dict(own=Scaled, another=Doubled)
     between = dict(tanh=torch.nn.Tanh(), slope=torch.nn.LeakyReLU(0.3))
     usual = torch.nn.LeakyReLU(0.2)
-    model = kinds.get(what, torch.nn.Sequential)(
-        torch.nn.Linear(3, 2), between.get(what, usual)
-    )
+    layers = torch.nn.Linear(3, 2), between.get(what, usual)
+    model = kinds.get(what, torch.nn.Sequential)(*layers)
     if what == "hook":
         model[0].register_forward_hook(lambda layer, x, y: 2 * y)
     if what == "gradient":
@@ -63,6 +62,8 @@ def test_a_truth_value_is_no_number():
     for name in ("check_number", "check_between", "check_size"):
         with pytest.raises(ValueError, match="x is True"):
             getattr(checks, name)("x", True, *more.get(name, ()))
+    with np.errstate(all="raise"):  # of a float32 that is compared with a float64
+        assert checks.check_number("x", np.float32(0.5), checks.SCALE) == 0.5
 
 
 def test_check_finite_counts_what_is_bad_and_takes_what_only_the_sum_overflows():
@@ -102,8 +103,7 @@ def test_addresses_that_look_alike_differ():
 
 
 def test_addresses_are_whole_numbers_of_any_type():
-    own = random.derive(np.int64(5), "client", np.int32(7))
-    assert own == random.derive(5, "client", 7)
+    assert random.derive(np.int64(5), "c", np.int32(7)) == random.derive(5, "c", 7)
     with pytest.raises(TypeError):
         random.derive(0, 1.5)
 

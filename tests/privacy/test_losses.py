@@ -307,10 +307,8 @@ def test_releases_about_different_things_have_no_epsilon_together(other, says):
     vote = gaussian_losses(5.0, name="vote")
     about = compose([(vote, 1), (gaussian_losses(1.0, 0.02, **POISSON), 40)], 1e-6)
     made = about.guarantee
-    assert (made.sampling, made.rounds, made.q, made.trust) == (
-        *("poisson", 41, 0.02),
-        "central",
-    )
+    seen = made.sampling, made.rounds, made.q, made.trust
+    assert seen == ("poisson", 41, 0.02, "central")
     local = pure_losses(0.5, premises={"keys": "as if so"})
     both = compose([(gaussian_losses(1.0, relation="local"), 1), (local, 2)], 1e-6)
     assert both.guarantee.trust == "central"
@@ -511,6 +509,8 @@ def test_groups_without_a_proof_are_refused_and_those_that_are_seen_are_not():
     for how in (dict(sampling="fixed"), dict(POISSON, relation="replace")):
         with pytest.raises(ValueError, match="no pair of a group is proved"):
             gaussian_losses(1.0, 0.1, group=2, **how)
+    with pytest.raises(ValueError, match="everybody takes part: pass sampling="):
+        gaussian_losses(1.1, q=0.01)
     seen = gaussian_losses(2.0, 0.1, "zero-out", trust="secagg", group=2, **POISSON)
     (pair,) = seen.pairs
     assert gaussian_losses(2.0, 0.1, group=2, **POISSON).renyi is None

@@ -182,9 +182,8 @@ def test_under_secure_sums_the_clip_moves_and_the_promise_is_of_one_entry_more(n
     wide = dataclasses.replace(SUMMED, d=D + 1)
     assert moves.history[-1]["eps"] == wide.guarantee(make(1e3, 2.0)).eps
     still = run(None, s=SUMMED, make=make, clip=1e3)
-    more = [
-        dataclasses.replace(SUMMED, d=d).guarantee(make(1e3, 2.0)) for d in (D, D + 1)
-    ]
+    both = (dataclasses.replace(SUMMED, d=d) for d in (D, D + 1))
+    more = [each.guarantee(make(1e3, 2.0)) for each in both]
     assert still.history[-1]["eps"] == more[0].eps != more[1].eps
     assert torch.equal(
         moves.w, run(adaptive, s=SUMMED, make=make, clip=1e3, workers=3).w

@@ -536,6 +536,9 @@ def test_several_inputs_reach_the_model_as_in_a_loop_of_ones_own():
         weights.append(local_sgd.train_loop(*visit)[0])
         assert torch.equal(weights[0], weights[-1])
         assert local_sgd.predict(net, pack(net), data.x).shape == (24, 3)
+    deep = dict(inner=named, labels=y)
+    inner = Federation.of([deep], test=deep).data.x[plan[0, 0]].parts["inner"]
+    assert torch.equal(inner["mask"], mask[plan[0, 0]]) and len(inner) == 2
     free = copy.deepcopy(net)
     optimiser = torch.optim.SGD(free.head.parameters(), 0.5)
     for rows in plan[0]:

@@ -8,6 +8,7 @@ import signal
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tables import tabled
@@ -100,6 +101,7 @@ def test_an_interruption_waits_for_the_round_and_keeps_it(tmp_path, capsys):
 def test_a_csv_file_is_the_history_also_after_a_stop(tmp_path):
     log, path = tmp_path / "run.csv", tmp_path / "run.pt"
     how = dict(callbacks=[CSV(log)], checkpoint=path, resume=True)
+    how |= dict(metrics=lambda *_: {"score": np.float32(0.5)})  # as scikit-learn's are
     while not (run := go(max_seconds=0, **how)).finished:
         pass
     rows = [*csv.DictReader(log.open())]
@@ -157,9 +159,8 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, 
     assert (run.round, run.finished) == (3, False)
     assert run.history[-1]["eps"] == spent[2] <= budget
     assert torch.equal(pack(run.model()), run.w) and len(str(run).splitlines()) == 3
-    assert "stopped after 3 of 6 rounds: the next would bring epsilon" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "stopped after 3 of 6 rounds: the next would bring epsilon" in out
     assert go(max_epsilon=budget, **how).history == run.history
     with pytest.raises(
         ValueError, match="the 3 rounds of the checkpoint already have epsilon"

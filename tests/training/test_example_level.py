@@ -51,12 +51,10 @@ def images(n, *path):
 
 def federation(n=40, clients=4):
     x, y = images(n)
-    parts = tuple(
-        np.split(np.arange(n), np.cumsum([4, 8, 12, 1, 1, 1, 1, 1])[: clients - 1])
-    )
-    return data.Federation(
-        data.Dataset("made", x, y, *images(10, "test")), parts, "made"
-    )
+    ends = np.cumsum([4, 8, 12, 1, 1, 1, 1, 1])[: clients - 1]
+    parts = tuple(np.split(np.arange(n), ends))
+    made = data.Dataset("made", x, y, *images(10, "test"))
+    return data.Federation(made, parts, "made")
 
 
 # ---- gradients and their sum

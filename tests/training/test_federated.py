@@ -122,9 +122,8 @@ def looped(name):
     w = core.flatten(p.detach() for p in model.parameters()).double()
     x, y = images(8, 28, 10)
     parts = np.split(seed_tree(1).permutation(8), [2, 5, 6])
-    plan = torch.from_numpy(
-        local_sgd.batch_plan(parts, 2, 2, [seed_tree(0, i) for i in range(4)])
-    )
+    rngs = [seed_tree(0, i) for i in range(4)]
+    plan = torch.from_numpy(local_sgd.batch_plan(parts, 2, 2, rngs))
     assert plan.shape == (4, 4, 2) and (plan < 0).any()
     work = model, w, x.double(), y, plan, 0.1
     return work, local_sgd.train_loop(*work)
@@ -250,6 +249,7 @@ def test_a_plan_shows_every_image_once_an_epoch(sizes, epochs, batch):
     plan = local_sgd.batch_plan(parts, epochs, batch, streams)
     steps = [epochs * -(-len(part) // batch) for part in parts]
     assert plan.shape == (len(parts), max(steps), batch)
+    assert local_sgd.batch_plan(parts, 1, 2**40, streams).shape[2] == 4096
     for rows, part, n in zip(plan, parts, steps):
         assert (rows[n:] == -1).all() and (rows[:n, 0] >= 0).all()
         for epoch in rows[:n].reshape(epochs, -1):
@@ -258,9 +258,8 @@ def test_a_plan_shows_every_image_once_an_epoch(sizes, epochs, batch):
 
 
 def test_the_engine_follows_model_and_device():
-    small, large, wide = (
-        models.build(name, seed_tree(0)) for name in ("lenet5", "cnn", "lstm")
-    )
+    names = "lenet5", "cnn", "lstm"
+    small, large, wide = (models.build(name, seed_tree(0)) for name in names)
     assert local_sgd.pick_engine("auto", small) == ("fused", "")
     assert local_sgd.pick_engine("auto", small, "cuda") == ("graphed", "")
     assert local_sgd.pick_engine("auto", wide, "cuda")[0] == "vmap"
@@ -456,9 +455,8 @@ def test_a_null_slot_promise_needs_a_premise_and_the_engine_prints_it(capsys):
     assert not capsys.readouterr().out
     go(rec, config, guarantee=lambda t: told(t).assuming("neighbours", "keys"))
     first, second = capsys.readouterr().out.splitlines()
-    assert (
-        first.endswith("so it does not apply to this run") and "a null message" in first
-    )
+    assert first.endswith("so it does not apply to this run")
+    assert "a null message" in first
     assert "assumption about keys: as if nobody could guess the key" in second
 
 

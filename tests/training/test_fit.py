@@ -171,6 +171,9 @@ def test_runs_without_a_test_set_need_a_score():
     with pytest.raises(ValueError, match="the test set is empty.*metrics="):
         simulate(work, progress=False)
     assert simulate(work, progress=False, metrics=lambda *_: {"score": 1.0}).finished
+    data = replace(held.data, x_test=held.data.x_test * torch.nan)
+    with pytest.warns(UserWarning, match="loss on the test set is nan"):
+        simulate(task(mlp(), replace(held, data=data)), progress=False)
 
 
 def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
@@ -221,9 +224,8 @@ def test_frames_lists_of_tensors_and_sparse_data_are_taken():
         torch.utils.data.Subset(torch.utils.data.TensorDataset(x, y), [0, 1, 2]),
     ]
     held = Federation.of(clients, test=(x, y))
-    assert torch.equal(held.data.x, x.repeat(6, 1)) and torch.equal(
-        held.data.y, y.repeat(6)
-    )
+    assert torch.equal(held.data.x, x.repeat(6, 1))
+    assert torch.equal(held.data.y, y.repeat(6))
     assert held.data.x.dtype == torch.float32 and not held.data.x.requires_grad
 
 

@@ -47,9 +47,8 @@ NORMS = {
 BIASES = {"resnet110": 10, "lstm": 2 * 2 * 4 * 256 + 80}  # elsewhere one an output
 CLASSES = {"conv62": 62, "cnn62": 62, "lstm": 80}
 TEXT = torch.from_numpy(seed_tree(0, "text").integers(0, 80, (3, 80)))
-IMAGES = torch.from_numpy(
-    seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32)
-)
+IMAGES = seed_tree(0, "images").random((3, 1, 28, 28), dtype=np.float32)
+IMAGES = torch.from_numpy(IMAGES)
 
 
 @pytest.fixture(params=SHAPES)

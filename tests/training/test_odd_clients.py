@@ -79,9 +79,8 @@ def test_an_empty_client_sends_zero_and_has_no_share_in_the_loss(road):
 def test_a_run_with_an_empty_client_goes_on_and_pays_for_its_message(engine):
     "Also a round in which nobody has an example; the loss is of the others, or 0."
     run = federated.simulate(task("empty", engine, eval_every=1), progress=False)
-    assert torch.isfinite(run.w).all() and run.ledger.uplink_bits == 2 * 3 * 32 * len(
-        run.w
-    )
+    assert torch.isfinite(run.w).all()
+    assert run.ledger.uplink_bits == 2 * 3 * 32 * len(run.w)
     _, losses = updates("empty", engine)
     assert run.history[0]["train_loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
     work = task("empty", engine, eval_every=1)

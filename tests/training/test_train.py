@@ -34,21 +34,15 @@ def parts():
 
 def test_it_is_the_run_that_simulate_makes():
     model, people, test, mechanism, deployment = parts()
-    how = dict(lr=0.2, server="sgd", server_lr=1.0)
-    run = dpcomm.train(
-        model, people, mechanism, deployment, test=test, seed=3, progress=False, **how
-    )
+    how, quiet = dict(lr=0.2, server="sgd", server_lr=1.0), dict(progress=False)
+    parts_of, more = (mechanism, deployment), how | quiet | dict(seed=3)
+    run = dpcomm.train(model, people, *parts_of, test=test, **more)
     held = Federation.of(people, test)
     task = dpcomm.Task(model, held, mechanism, dpcomm.Config(**how), 3)
-    same = dpcomm.simulate(
-        task, deployment=deployment, train_loss=False, progress=False
-    )
+    same = dpcomm.simulate(task, deployment=deployment, train_loss=False, **quiet)
     assert run.finished and torch.equal(run.w, same.w) and run.history == same.history
     assert run.history[-1]["eps"] == deployment.guarantee(mechanism).eps <= 5
-    again = dpcomm.train(
-        model, held, mechanism, deployment, seed=3, progress=False, **how
-    )
-    assert torch.equal(run.w, again.w)
+    assert torch.equal(run.w, dpcomm.train(model, held, *parts_of, **more).w)
 
 
 @tabled(
@@ -57,6 +51,13 @@ def test_it_is_the_run_that_simulate_makes():
         (dict(lrr=0.1), ValueError, "setting is 'lrr'.*did you mean 'lr'"),
         (dict(learning_rate=0.1), ValueError, "'learning_rate'.*did you mean 'lr'"),
         (dict(num_clients=6), ValueError, r"pass Deployment\(n_clients=...\)"),
+        (dict(criterion=1), ValueError, "'criterion'.*did you mean 'loss'"),
+        (dict(resume=True), ValueError, "resume is True, and there is no checkpoint"),
+        (
+            dict(metrics=lambda *_: {"f1": "a"}),
+            TypeError,
+            "score 'f1' is 'a'; .*number",
+        ),
         (dict(onyl=1), ValueError, "setting is 'onyl'; .*: pass one of these$"),
         (dict(eps=3.0), ValueError, "eps is 3.0; only math.inf .*calibrate"),
         (dict(eps=math.inf, max_epsilon=2.0), ValueError, "eps is inf, and guarantee"),
@@ -75,22 +76,23 @@ def test_what_does_not_go_is_a_sentence(change, kind, says):
 
 TYPOS = {  # what was typed -> what was meant
     **dict(lrr="lr", epcohs="epochs", bacth="batch", servr_lr="server_lr"),
-    **dict(
-        momentun="momentum", callback="callbacks", worker="workers", enigne="engine"
-    ),
+    **dict(momentun="momentum", callback="callbacks", worker="workers"),
     **dict(sampeling="sampling", num_rounds="rounds", optimizer="server"),
+    **dict(without_replacement="fixed", POISSON="poisson", dpsgd="gaussian"),
+    **dict(enigne="engine", validation="test", patience="callbacks"),
 }
+OTHERS = "callbacks workers metrics replacement fixed poisson gaussian vqsgd relation"
 FAR = "onyl laplace everything foo verbose dropout shuffle hidden client noise".split()
 
 
 def test_a_name_that_is_not_close_is_not_guessed():
-    names = [f.name for f in fields(dpcomm.Config)] + [
-        "callbacks",
-        "workers",
-        "metrics",
-    ]
+    names = [f.name for f in fields(dpcomm.Config)] + [*OTHERS.split(), "test"]
     assert {name: nearest(name, names) for name in TYPOS} == TYPOS
     assert {nearest(name, names) for name in FAR} == {""}
+    doors = dpcomm.Config, dpcomm.Deployment, type(parts()[3])
+    for door, name in zip(doors, ("batch_size", "num_clients", "max_grad_norm")):
+        with pytest.raises(ValueError, match=f"a field of .*'{name}'.*did you mean"):
+            door(**{name: 1})
 
 
 @tabled("engine", ["loop", "vmap", "fused", "graphed"])
@@ -109,10 +111,8 @@ def test_without_privacy_the_same_call_is_federated_averaging(engine, capsys):
     for x, y in people:
         x, y = torch.as_tensor(x).float(), torch.as_tensor(y)
         loss = nn.functional.cross_entropy(model(x), y)
-        moved.append(
-            pack(model)
-            - 0.5 * flatten(torch.autograd.grad(loss, [*model.parameters()]))
-        )
+        slope = flatten(torch.autograd.grad(loss, [*model.parameters()]))
+        moved.append(pack(model) - 0.5 * slope)
     torch.testing.assert_close(run.w.detach(), torch.stack(moved).mean(0))
     assert torch.equal(pack(run.model()), run.w.detach())
 
