@@ -369,7 +369,8 @@ def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
 
 def _report(run, task, guarantee, metrics, shows_loss, train_loss):
     data = task.federation.data
-    test = task.model, run.w, data.x_test, data.y_test
+    model = run.model().to(run.w.device) if metrics else task.model  # with its weights
+    test = model, run.w, data.x_test, data.y_test
     if metrics:
         how = "a function that returns a dict of numbers"
         scores = check_kind("metrics(...)", metrics(*test), dict, how)
@@ -429,7 +430,7 @@ def simulate(
     task: model, federation, mechanism, config and seed.
     guarantee: function rounds -> Guarantee; None: no guarantee is stated.
     deployment: who takes part; None: taken from the config.
-    metrics: (model, w, x, y) -> dict of scores, the first in percent; None: default.
+    metrics: (trained model, w, x, y) -> dict of scores, the first in percent; None: default.
     advance: (run, optimiser, task, pool) -> training loss of one round.
     unit: what is protected: client | example; None: the deployment's.
     eps: inf trains without privacy: nothing is clipped or noised, whatever the mechanism;
@@ -524,8 +525,7 @@ def simulate(
             f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
         )
     notes = [_fewer_steps(task)]
-    asked = eps is not None or deployment is not None
-    if asked and not getattr(task.mechanism, "relations", True):
+    if (eps or deployment) and not getattr(task.mechanism, "relations", True):
         notes, guarantee = [NO_PRIVACY.format(task.mechanism.name), *notes], None
     print(*filter(None, notes), sep="\n", end="\n" * any(notes))
     if guarantee:

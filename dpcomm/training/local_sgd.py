@@ -130,7 +130,7 @@ def as_function(model: nn.Module, w: Tensor, training: bool):
         raise Misfit(
             f"{type(model).__name__} cannot be copied ({told(error)}), and training"
             " uses a copy: do not store computed tensors in the model; after pruning,"
-            " call torch.nn.utils.prune.remove"
+            " call torch.nn.utils.prune.remove; weight_norm is in nn.utils.parametrizations"
         ) from error
     still = [layer for layer in module.modules() if _frozen_norm(layer)]
     module = module.train(training).to(w.device)
