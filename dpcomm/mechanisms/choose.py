@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..core.checks import check_kind, check_number
+from ..core.checks import check_choice, check_kind, check_number
 from ..core.random import normal, seed_tree
 from ..core.vectors import check_finite, check_rows
 from .contract import Mechanism, mechanism_class, registered
@@ -424,13 +424,15 @@ def choose(
     bits: upload limit in bits per parameter, header excluded, > 0; None: no limit.
     updates: (k, d), clients' vectors of norm at most 1; None: built-in examples.
     accountants: mechanism name -> accountant; default: the tightest of each.
-    tried: mechanism name -> list of fields to try; default: `grids(d, bits)`.
+    tried: mechanism name -> list of fields to try; the others': `grids(d, bits)`.
     """
     s = _checked(deployment, eps, bits, updates)
     for what, by_name in dict(accountants=accountants, tried=tried).items():
         check_kind(what, by_name, (dict, NoneType), "a dict, by mechanism's name")
+        for name in by_name or ():
+            check_choice(f"a name in {what}", name, registered())
     played = examples(s.d) if updates is None else updates
-    tried = tried or grids(s.d, bits)
+    tried = grids(s.d, bits) | (tried or {})
     asked = s if s.relation else replace(s, relation="zero-out")  # all can state it
     accountants = accountants or {}
     search = _Search(asked, eps, bits or math.inf, accountants)
@@ -491,6 +493,9 @@ def _checked(deployment, eps, bits, updates):
             f"updates has shape {shape}; it must be (k, {deployment.d}), with at least"
             " two clients: pass vectors of this deployment's d"
         )
+    if (most := float(torch.linalg.vector_norm(updates, dim=1).max())) > 1.001:
+        why = f"updates has a vector of norm {most:.4g}; norms must be at most 1"
+        raise ValueError(f"{why}: divide by the clip, and clip what stays longer")
     return deployment
 
 # %% ../../nbs/reference/choosing.ipynb #c4000025

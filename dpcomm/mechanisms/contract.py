@@ -295,8 +295,7 @@ class Mechanism(Named):
         if message.fingerprint != self.fingerprint:
             raise BadMessage(
                 f"message was encoded by {message.mechanism} with parameters that"
-                f" differ from {self}: use the sender's parameters, including seed and"
-                " round"
+                f" differ from {self}: use the sender's parameters, including seed and round"
             )
         if not 0 < message.d < 2**32:
             raise BadMessage(
@@ -307,8 +306,7 @@ class Mechanism(Named):
         if len(message.payload) != expected:
             raise BadMessage(
                 f"message has a payload of {len(message.payload)} bytes; {self} sends"
-                f" {expected} for {message.d} entries: the message is damaged, send it"
-                " again"
+                f" {expected} for {message.d} entries: the message is damaged, send it again"
             )
         return message.payload
 

@@ -602,7 +602,6 @@ def _check_ring(fine, bits, eps, account):
         enough = bisect_left(range(32), True, key=serves)
         raise TooFewBits(
             f"ring_bits is {bits}; at eps = {eps:g} rounding needs more than {MORE}"
-            f" times the noise of 32 bits: raise eps, or use ring_bits = {enough} or"
-            " more",
+            f" times the noise of 32 bits: raise eps, or use ring_bits = {enough} or more",
             enough,
         )

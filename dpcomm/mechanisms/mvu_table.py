@@ -54,8 +54,7 @@ class Table:
         if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2 or (p <= 0).any():
             raise ValueError(
                 f"rows has shape {p.shape} and a least entry of {p.min():.2g}; it must"
-                f" have a row an input, {a.size} probabilities above 0 each: drop unused"
-                " symbols"
+                f" have a row an input, {a.size} probabilities above 0 each: drop unused symbols"
             )
         allowed = self.eps * _distances(len(p), self.constraint)
         excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
@@ -98,8 +97,7 @@ def check_problem(eps, n_inputs, n_outputs, constraint):
     if min(n_inputs, n_outputs) > 2 and n_inputs * n_outputs > 2048:
         raise ValueError(
             f"n_inputs is {n_inputs} and n_outputs {n_outputs}; the linear program"
-            " takes at most 2048 probabilities: lower one of them, or use n_outputs ="
-            " 2"
+            " takes at most 2048 probabilities: lower one of them, or use n_outputs = 2"
         )
 
 

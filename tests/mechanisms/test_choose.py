@@ -159,6 +159,10 @@ def test_the_caller_s_updates_are_predicted_for():
     found, usual = {row.name: row.error for row in own}, by_name(ASKED, 4.0)
     assert found["pm"] != pytest.approx(usual["pm"].error, rel=0.1)
     assert found["gaussian"] == pytest.approx(usual["gaussian"].error, rel=0.01)
+    long, other = dict(updates=2 * sparse), dict(tried=dict(gauss=[{}]))
+    for how, says in zip((long, other), ("norm 2; ", "did you mean 'gaussian'")):
+        with pytest.raises(ValueError, match=says):
+            choosing.choose(ASKED, 4.0, **how)
 
 
 def test_a_ring_s_fewest_bits_are_advised(known):

@@ -460,9 +460,8 @@ def test_a_secure_session_takes_it_in_two_lines(case, d):
     keys = [Insecure(i) for i in range(n)]
 
     words = [m.summand(u, key) for u, key in zip(updates, keys)]
-    outcome = session.run_session(
-        words, m, (n + 1) // 2, seed=0, drop={n - 1: "masked"}
-    )
+    drop = {n - 1: "masked"}
+    outcome = session.run_session(words, m, (n + 1) // 2, seed=0, drop=drop)
     estimate = m.from_sum(outcome.total, n=len(outcome.survivors), d=d)
 
     messages = [m.encode(u, key) for u, key in zip(updates[:-1], keys)]
