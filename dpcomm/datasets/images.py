@@ -288,7 +288,7 @@ def _pair(held, who):
         why = f" ({str(error).partition(chr(10))[0][:120]})" if said else ""
         raise ValueError(
             f"{who} has a {type(held).__name__} that is not a pair of numeric arrays{why}:"
-            " pass (inputs, targets), or a torch Dataset of such pairs; several inputs are"
+            " pass (inputs, targets) of each client, or a torch Dataset; several inputs are"
             " a tuple of arrays or a dict, which a model gets by position or by name"
         ) from error
     if any(not part.ndim or len(part) != len(y) for part in tree_leaves((x, y))):

@@ -6,7 +6,7 @@
 __all__ = ['guarantee']
 
 # %% ../../nbs/interop/opacus.ipynb #iopa0004
-from ..core.checks import shown
+from ..core.checks import check_choice, check_number, shown
 from ..mechanisms.noisy_sums import FLOATS
 from ..privacy import losses
 from ..privacy.guarantee import Guarantee
@@ -24,6 +24,7 @@ def guarantee(history, delta: float, poisson: bool = True) -> Guarantee:
     poisson: whether batches were drawn so: poisson_sampling of make_private.
     Returns: Guarantee of the whole run; ValueError for none.
     """
+    check_choice("poisson", poisson, (True, False))
     kept = getattr(history, "accountant", history)
     history = getattr(kept, "history", kept)
     listed = isinstance(history, (list, tuple)) and all(
@@ -38,6 +39,7 @@ def guarantee(history, delta: float, poisson: bool = True) -> Guarantee:
     premises = {} if poisson or whole else {"sampling": PREMISE}
     about, parts = dict(unit="example", note=FLOATS, premises=premises), []
     for sigma, q, steps in history:
+        check_number("the noise multiplier", sigma, "[1e-2, 1e12]")
         drawn = "none" if q == 1 else "poisson"
         release = losses.gaussian_losses(sigma, q, sampling=drawn, **about)
         parts.append((release, steps))

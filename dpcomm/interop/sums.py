@@ -162,8 +162,7 @@ def read_keys(folder, who: str) -> tuple:
     if not place.is_file():
         raise ValueError(
             f"{place.name} is missing; the owner of this machine has not signed the"
-            " list of clients: check directory.json, and sign it with"
-            " interop.sums.approve"
+            " list of clients: check directory.json, and sign it with interop.sums.approve"
         )
     name, mine = place.name, key.public_key()
     kept = read_json(name, place.read_bytes(), _Signed, FIX)
@@ -176,8 +175,7 @@ def read_keys(folder, who: str) -> tuple:
     number = SERVER if who == "server" else int(who.rpartition("-")[2])
     if members.directory.get(number) != mine.public_bytes_raw().hex():
         raise ValueError(
-            f"{name} lists a different key for {who}: register this machine's public"
-            " key"
+            f"{name} lists a different key for {who}: register this machine's public key"
         )
     return key, members
 

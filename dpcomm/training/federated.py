@@ -375,6 +375,9 @@ def _report(run, task, guarantee, metrics, shows_loss, train_loss):
         how = "a function that returns a dict of numbers"
         scores = check_kind("metrics(...)", metrics(*test), dict, how)
         scores = {k: v.item() if hasattr(v, "item") else v for k, v in scores.items()}
+        if taken := {"round", "eps", "clip"} & scores.keys():
+            what = f"a score is named {shown(min(taken))}, as what a history has anyway"
+            raise ValueError(f"{what}: give it another name")
         for name, value in scores.items():
             check_kind(f"score {shown(name)}", value, (int, float, NoneType), how)
     elif task.loss is cross_entropy:

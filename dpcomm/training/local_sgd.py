@@ -198,13 +198,19 @@ def may_draw(model):
 
 @contextmanager
 def drawing(seed, w):
-    "The generator for one visit alone, from a seed; None: the visit draws nothing."
+    "PyTorch's, numpy's and Python's generators for one visit, seeded; None: none draws."
     if seed is None:
         yield
         return
     with _TURN, torch.random.fork_rng([w.device] if w.is_cuda else []):
+        before = random.getstate(), np.random.get_state()
         (torch.default_generator if w.device.type == "cpu" else torch).manual_seed(seed)
-        yield
+        random.seed(seed), np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 # %% ../../nbs/training/local_sgd.ipynb #59585b3d
 def _laid_out(p):
@@ -288,17 +294,6 @@ def cause_of_nan(data, part, client: int, rates: str) -> str:
     )
 
 
-@contextmanager
-def _undisturbed(w):
-    before = random.getstate(), np.random.get_state()
-    try:
-        with drawing(0, w):
-            yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
 def loss_on(loss, device):
     "A loss with tensors of its own, where they are needed."
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
@@ -327,7 +322,7 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
         value = loss(outputs, y)
         torch.autograd.grad(value, [*params.values()], materialize_grads=True)
 
-    with _undisturbed(w), warnings.catch_warnings():
+    with drawing(0, w), warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")  # that is broadcast
         try:
             call(params, x, try_loss)

@@ -178,9 +178,8 @@ def test_a_second_start_counts_on(digits):
     assert private.rounds_done == 5
     assert private.spent == WHERE.after(5).guarantee(used)
     answered = [r for replies in grid.seen for r in replies if not r.has_error()]
-    assert len(answered) == 5 * COHORT, (
-        "rounds of the second start are new to the nodes"
-    )
+    why = "rounds of the second start are new to the nodes"
+    assert len(answered) == 5 * COHORT, why
 
 
 def test_a_seed_is_a_premise():

@@ -13,9 +13,8 @@ HISTORY = [(1.1, 0.01, 1000)]
 
 def test_a_history_is_a_sampled_gaussian_and_its_parts_are_composed():
     found = opacus.guarantee(HISTORY, 1e-5)
-    ours = accounting.gaussian_guarantee(
-        *(1.1, 1e-5, 0.01, 1000), sampling="poisson", accountant="pld"
-    )
+    how = dict(sampling="poisson", accountant="pld")
+    ours = accounting.gaussian_guarantee(1.1, 1e-5, 0.01, 1000, **how)
     assert found.eps == pytest.approx(ours.eps, rel=1e-6) and found.rounds == 1000
     named = found.unit, found.relation, found.sampling, found.trust
     assert named == ("example", "add-remove", "poisson", "central")
@@ -43,3 +42,6 @@ def test_batches_that_are_no_poisson_samples_are_said_first():
 def test_what_cannot_be_accounted_is_refused(history):
     with pytest.raises(ValueError, match="history is .*it must be a PrivacyEngine"):
         opacus.guarantee(history, 1e-5)
+    for wrong, says in (([(0, 0.1, 9)],), "multiplier is 0"), ((HISTORY, "no"), "'no'"):
+        with pytest.raises(ValueError, match=says):
+            opacus.guarantee(wrong[0], 1e-5, *wrong[1:])

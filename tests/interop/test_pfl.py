@@ -180,9 +180,8 @@ def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
         done += 1
         if stop.after_central_iteration(None, None, central_iteration=done - 1)[0]:
             break
-    assert done == 3 and "stopped after 3 rounds: after round 4" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert done == 3 and "stopped after 3 rounds: after round 4" in out
     with pytest.raises(RuntimeError, match=f"above max_epsilon = {budget:g}: raise"):
         private.postprocess_one_user(stats=stats, user_context=user)
     free = here.Private(gaussian, place, seed=1)

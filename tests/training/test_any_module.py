@@ -318,12 +318,13 @@ def test_half_precision_is_computed_with_and_not_stepped(kind):
 
 
 class Coins(nn.Linear):
-    "Draws from PyTorch's generator where no class of PyTorch's says so, and remembers."
+    "Draws from two generators where no class of PyTorch's says so, and remembers."
 
     seen = None
 
     def forward(self, x):
-        self.seen.append((self.training, float(torch.rand(()))))
+        drawn = float(torch.rand(())), np.random.random()
+        self.seen.append((self.training, drawn))
         return super().forward(x)
 
 

@@ -53,11 +53,8 @@ def test_it_is_the_run_that_simulate_makes():
         (dict(num_clients=6), ValueError, r"pass Deployment\(n_clients=...\)"),
         (dict(criterion=1), ValueError, "'criterion'.*did you mean 'loss'"),
         (dict(resume=True), ValueError, "resume is True, and there is no checkpoint"),
-        (
-            dict(metrics=lambda *_: {"f1": "a"}),
-            TypeError,
-            "score 'f1' is 'a'; .*number",
-        ),
+        (dict(metrics=lambda *_: dict(a="b")), TypeError, "score 'a' is 'b'; .*numb"),
+        (dict(metrics=lambda *_: dict(eps=1)), ValueError, "score is named 'eps', as"),
         (dict(onyl=1), ValueError, "setting is 'onyl'; .*: pass one of these$"),
         (dict(eps=3.0), ValueError, "eps is 3.0; only math.inf .*calibrate"),
         (dict(eps=math.inf, max_epsilon=2.0), ValueError, "eps is inf, and guarantee"),
