@@ -408,6 +408,8 @@ def test_any_two_updates_are_covered(c, K):
     z = seed_tree(0, "two updates", K).standard_normal((50_000, K, 2))
     pairs = _covering_gaussians(c, K, 1e-3)
     assert len(pairs) == (3 if K > 6 else 1) and pairs == sorted(pairs)
+    for (near, carried), (_, hidden) in zip(pairs[:1], pairs[1:]):
+        assert carried > norm.cdf(near / 2 + norm.ppf(hidden)), "what is carried"
 
     def ratio(update):
         x = z @ np.array(update)

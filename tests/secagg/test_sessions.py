@@ -32,7 +32,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.secagg import client as parties
 from dpcomm.secagg import masking, protocol, server
 from dpcomm.secagg import session as sessions
-from dpcomm.secagg.client import DEALT_SIZE, LAST_USE, Client
+from dpcomm.secagg.client import DEALT_SIZE, FORWARDED_SIZE, LAST_USE, Client
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -246,6 +246,7 @@ def test_any_threshold_of_shares_gives_the_secret_back(data, t, secret):
     points = st.lists(st.integers(1, 10**6), min_size=t, max_size=t + 5, unique=True)
     points = data.draw(points)
     line = masking.polynomial(secret, t, random_source(0, "split"))
+    assert len({*line}) == t, "every coefficient is drawn anew"
     shares = dict(zip(points, masking.evaluate(line, points)))
     chosen = data.draw(st.permutations(points))[:t]
     part, everywhere = {x: shares[x] for x in chosen}, tuple(sorted(points))
@@ -647,6 +648,14 @@ def other_session(p):
     other.server.receive(0, p.clients[0].start())
 
 
+def rerouted(p):
+    "Said in another session, with this one's name written over it."
+    other = gathered(Setup(6, 4, Ring(16), 3, 4, session=b"another session!"))
+    said = read(other.clients[0].start()).payload[HEAD.size :]
+    said = HEAD.pack(p.setup.session, 0, 0, SERVER) + said
+    p.server.receive(0, reframe(p.clients[0].start(), payload=said))
+
+
 def some_shares(p):
     body = p.clients[0]._share(body_of(p.mail[0]))
     up(p, 0, SHARE, body[: -4 - DEALT_SIZE])
@@ -654,6 +663,14 @@ def some_shares(p):
 
 def rest(good):
     return dict([*good.items()][1:])
+
+
+def two_bundles(p):
+    down(p, 0, ADVERTISE, rest(rest(bundles_of(p)[0])))
+
+
+def two_shares(p):
+    down(p, 0, SHARE, rest(rest(records_of(p.mail[0], FORWARDED_SIZE))))
 
 
 def signatures(change):
@@ -708,6 +725,10 @@ REFUSALS = [  # played up to, what is done, kind, who is named, round, words
     (1, lambda p: p.server.receive(1, from_client(p, 1, 0, b"")), Replay, 1, 1, "another sender"),
     (0, other_session, Replay, 0, 0, "another session"),
     (1, lambda p: p.server.receive(9, b""), Replay, 9, 1, "not invited"),
+    (0, rerouted, BadSignature, 0, 0, "not made with its key"),
+    (1, lambda p: down(p, 0, 0, body_of(p.mail[0]) * 2), Inconsistent, SERVER, 0, "twice"),
+    (1, two_bundles, BelowThreshold, 0, SHARE, "2 of its neighbours"),
+    (2, two_shares, BelowThreshold, 0, COMPLAIN, "2 of its neighbours"),
     (1, some_shares, BadShare, 0, 1, "3 records; 4 are due"),
     (1, lambda p: up(p, 0, 1, b""), BadShare, 0, 1, "0 records"),
     (5, signatures(lambda p, good, j: rest(good)), BelowThreshold, 0, UNMASK, "2 others signed"),
@@ -1057,6 +1078,8 @@ def test_honest_shares_pass_and_give_both_secrets_back():
         for j in at:
             values = [masking.evaluate(line, [at[j]])[0] for line in d.lines]
             due, share = d.hashes[j] + masking.pack_elements((*values, e)), d.shares[j]
+            blinds = {(v - e * f) % PRIME for v, f in zip(values, share)}
+            assert len(blinds) == 2, "one tells how the two secrets differ"
             for as_kind, value, fits in (
                 (kind, share[kind], True),
                 (kind, share[kind] ^ 1, False),
@@ -1361,7 +1384,10 @@ def test_too_few_are_refused():
     for alive, owners, step, named, says in (
         (set(range(11)), [0], MASKED, SERVER, "11 clients are left; 12 must"),
         (everybody - {*near[:2].tolist()}, [7], 1, 7, "client 7: 2 of its neighbours"),
-        (everybody - {*gaps.tolist()}, [], 2, SERVER, "fall apart"),
+        (everybody - {*gaps.tolist()}, [], MASKED, SERVER, "fall apart"),
     ):
         with refused(BelowThreshold, named, step, says):
             protocol.check_survivors(setup, alive, owners, step)
+    with refused(BelowThreshold, 7, 1, "2 of its neighbours"):
+        refusals = [(7, j) for j in near[:2].tolist()]
+        protocol.check_survivors(setup, everybody, [7], 1, refusals)
