@@ -41,8 +41,7 @@ def number(low: float, high: float, whole: bool = False):
 
     def read(text):
         value = literal(text)
-        fits = isinstance(value, (int, float)) and low <= value <= high
-        fits = fits and not isinstance(value, bool)
+        fits = type(value) in (int, float) and low <= value <= high
         if not fits or whole and value % 1:
             kind = "a whole number" if whole else "a number"
             raise argparse.ArgumentTypeError(
@@ -77,9 +76,6 @@ def assignment(text: str) -> tuple:
     return name, literal(value)
 
 # %% ../nbs/reference/cli.ipynb #c1185a01
-PIPE = 10_000  # columns, so that nothing is wrapped
-
-
 def with_notes(table, column: int, longest: int = 40):
     "Sentences in a column as numbered notes below."
     rows, notes = [], list(table.notes)
@@ -104,7 +100,7 @@ def show(table, console=None) -> None:
 
     console = console or Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE
+        console.width = 10_000  # so that nothing is wrapped
     signs = {sign: hue.strip("-") for sign, _, hue in LOOKS_OF.values()}
 
     def coloured(cell):
@@ -222,18 +218,21 @@ def _asked(name, args):
     "Name, notebook, parameters and settings to try; ValueError for what is not taken."
     path, scale = runs.notebook(name), check_choice("scale", args.scale, runs.SCALES)
     given, values = dict(args.p), dict(scale=scale, resume=args.resume)
-    known, change = runs.defaults(path), {}
-    values |= {"name": name.replace("_", "-")} if "name" in known else {}
+    known, change, own = runs.defaults(path), {}, name.endswith(".ipynb")
+    named = not own and known.pop("name", None) is not None
+    if len(given) < len(args.p):
+        raise ValueError("-p: a name is given twice; write its values as lr=0.1,0.2")
     if taken := [key for key in given if key in runs.SHARED or key == "device"]:
         raise ValueError(f"-p {taken[0]}: say --{taken[0].replace('_', '-')} instead")
-    if not name.endswith(".ipynb"):
+    if not own:
         words = {key: given.pop(key) for key in [*given] if key not in known}
         change = {key: several(value) for key, value in words.items()}
         runs.read_changes(change)
     asked = dict(seeds=args.seeds, device=args.device)
     values |= given | {key: value for key, value in asked.items() if value is not None}
     runs.check_parameters(known, values)
-    if not name.endswith(".ipynb"):
+    values |= {"name": name.replace("_", "-")} if named else {}
+    if not own:
         experiment = runs.find(name)
         values["device"] = runs.device(args.device or "auto", gpu=experiment.gpu)
         runs.select(experiment, scale, args.seeds, str(given.get("only", "all")))
@@ -270,7 +269,7 @@ LAST = """# The learning curves of all runs in the folder of records
 from pathlib import Path
 from dpcomm.evidence import figures, records
 for file in Path({folder!r}).glob("*/{stem}.{scale}.jsonl"):
-    figures.learning_curves(records.read(file))"""
+    figures.learning_curves(records.current(records.read(file)).values())"""
 
 
 def run_one(args, name, path, folder, values, change):
@@ -292,7 +291,8 @@ def run_one(args, name, path, folder, values, change):
         if change:
             return show_changes(args, name, made, change, folder / "changes")
         values |= dict(resume=True, max_seconds=None)
-    file = next(folder.glob(f"*/{stem}.{scale}.jsonl"), None)
+    there = folder.glob(f"*/{stem}.{scale}.jsonl")
+    file = max(there, key=os.path.getmtime, default=None)
     if file is None:
         raise runs.CellError(
             f"{path.name} finished without writing {stem}.{scale}.jsonl: it must call"
@@ -354,6 +354,8 @@ def sweep_all(args) -> int:
         )
     if args.dask and args.slurm:
         raise ValueError("--slurm: not allowed with --dask: leave one of them out")
+    if args.slurm_option and not args.slurm:
+        raise ValueError("--slurm-option belongs to --slurm: add it or leave both out")
     if not args.names and args.only != "all":
         raise ValueError("--only: name the experiment whose runs it means")
     folder, names = runs.output_folder(args.out), args.names or runs.experiments()
@@ -364,6 +366,8 @@ def sweep_all(args) -> int:
     print_tables(args, sweep.plan_table(jobs))
     if args.plan or not jobs:
         return 0
+    if not args.dask and not args.slurm:
+        runs.device(args.device)  # or it is refused once, not by every run
     print(f"records go to {runs.ready(folder)}", file=sys.stderr)
     how = dict(device=args.device, say=lambda line: print(line, file=sys.stderr))
     how["end"] = None if args.max_hours is None else time.time() + 3600 * args.max_hours
@@ -542,8 +546,7 @@ def audit_all(args) -> int:
         bad += wrong
     legend = LEGEND.format(delta=args.delta, alarm=args.alarm).replace("\n ", "")
     notes = tuple(legend.splitlines())
-    table = Table(("mechanism", *HEADER), tuple(rows), "Audits", notes)
-    print_tables(args, table)
+    print_tables(args, Table(("mechanism", *HEADER), tuple(rows), "Audits", notes))
     if not (args.json or args.csv):
         seconds = f"{time.perf_counter() - start:.0f} s"
         print(f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds}")
@@ -627,21 +630,18 @@ def _parse(argv):
     if argv and not argv[0].startswith("-"):
         check_choice("command", argv[0], VERBS)
         known = verbs.choices[argv[0]]._option_string_actions
-        for word in argv[1:]:
-            if word.startswith("--"):
-                check_choice("option", word.split("=")[0], known)
+        for word in (word for word in argv[1:] if word.startswith("--")):
+            check_choice("option", word.split("=")[0], known)
     return parser.parse_args(argv)
 
 
 def _kept(args, words):
     "What an interruption leaves behind, and the command that goes on."
-    folder = runs.output_folder(getattr(args, "out", None))
-    count = len(list(folder.glob("checkpoints/*/*.pt")))
-    if not count:
-        return "there is no checkpoint, so the command starts from the beginning"
+    if args.verb not in ("run", "sweep"):
+        return "interrupted"
     resume = [] if args.verb == "sweep" or "--resume" in words else ["--resume"]
     again = shlex.join(["dpcomm", *words, *resume])
-    return f"{count} checkpoints are kept in {folder}/checkpoints; `{again}` goes on"
+    return f"interrupted; records and checkpoints are kept; `{again}` goes on"
 
 # %% ../nbs/reference/cli.ipynb #ec6bb9dd
 def main(argv=None) -> int:
@@ -661,13 +661,11 @@ def main(argv=None) -> int:
         print(f"dpcomm: {error}", file=sys.stderr)
         return 1
     except (ValueError, OSError, NotInstalled) as error:
-        said = error
-        if isinstance(error, OSError) and not error.filename:
-            said = error.strerror or error
-        print(f"dpcomm: {said}", file=sys.stderr)
+        bare = isinstance(error, OSError) and error.strerror and not error.filename
+        print(f"dpcomm: {error.strerror if bare else error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"dpcomm: interrupted; {_kept(args, words)}", file=sys.stderr)
+        print(f"dpcomm: {_kept(args, words)}", file=sys.stderr)
         return 130
 
 # %% ../nbs/reference/cli.ipynb #103999e4

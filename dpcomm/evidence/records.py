@@ -308,9 +308,8 @@ def difference(a: Record, b: Record) -> str:  # '' if none does
         mine, theirs = numbers or {}, getattr(b, name) or {}
         for at in {**mine, **theirs}:
             if mine.get(at) != theirs.get(at):
-                return (
-                    f"{name}.{at} is {shown(mine.get(at))} and {shown(theirs.get(at))}"
-                )
+                one, two = shown(mine.get(at)), shown(theirs.get(at))
+                return f"{name}.{at} is {one} and {two}"
     return ""
 
 
@@ -332,17 +331,21 @@ def union(name: str, found) -> list:
     return kept
 
 # %% ../../nbs/evidence/records.ipynb #b75b3dba
-def append(root, *found: Record) -> Path:
+def append(root, *found: Record, counts: bool = False) -> Path:
     """Add records to their file, once. ValueError where one contradicts what is there.
 
     root: folder with a folder a paper.
     found: of one experiment and scale, at least one.
+    counts: whether they count from now on, before what other code has made of them.
     Returns: the file they stand in.
     """
     path = path_of(root, found[0])
     with locked(path.with_name(f".{path.name}.lock")):
         there = read(path) if path.exists() else ()
-        lines = map(to_line, union(path.name, (*there, *found)))
+        both = union(path.name, (*there, *found))
+        code = {r.identity: r.code for r in found if counts}
+        both.sort(key=lambda r: code.get(r.identity, r.code) != r.code)
+        lines = map(to_line, both)
         atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
     return path
 
@@ -356,9 +359,8 @@ def current(found) -> dict:
     chosen = {}
     for record in found:
         chosen.setdefault(record.identity, record)
-    return dict(
-        sorted(chosen.items(), key=lambda item: item[1].origin.get("date") or "")
-    )
+    by_date = sorted(chosen.items(), key=lambda item: item[1].origin.get("date") or "")
+    return dict(by_date)
 
 # %% ../../nbs/evidence/records.ipynb #70edd3b9
 def repeats(found) -> list:

@@ -568,9 +568,8 @@ def _run_row(runs):
     eps = f"{first.guarantee['eps']:.3g}" if first.guarantee else ""
     traffic = []
     for name in ("uplink_bits", "downlink_bits"):
-        gib = [
-            v / 2**33 for r in runs if isinstance(v := r.final.get(name), (int, float))
-        ]
+        sent = [r.final.get(name) for r in runs]
+        gib = [v / 2**33 for v in sent if isinstance(v, (int, float))]
         traffic.append(f"{np.mean(gib):.3g}" if gib else "")
     costs = [r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") for r in runs]
     minutes = f"{np.mean([c for c in costs if c] or [0]) / 60:.3g}"
@@ -585,9 +584,8 @@ def runs_table(found, title: str = "") -> Table:
     Returns: one row a setting.
     """
     settings = {}
-    for r in records.current(found).values():
-        if r.final:
-            settings.setdefault((r.scale, r.key), []).append(r)
+    for r in (r for r in records.current(found).values() if r.final):
+        settings.setdefault((r.scale, r.key), []).append(r)
     names = {score_of(group)[0] for group in settings.values()} - {""}
     quality = " or ".join(SCORES[name] for name in SCORES if name in names) or "score"
     header = ("run", "n", quality, "epsilon", "up, GiB", "down, GiB", "CPU minutes")

@@ -106,7 +106,7 @@ class Progress(Callback):
         label, every = self.label, self.every
         if self.terminal:
             label = label[: max(12, columns - NUMBERS)].rstrip(" ,(")
-            how: dict[str, Any] = dict(bar_format=BAR, ncols=columns - 1)
+            how: dict[str, Any] = dict(bar_format=BAR, ncols=columns - 1, miniters=0)
         else:
             how = dict(bar_format=LINE, file=self, leave=False)
             how |= dict(mininterval=every, delay=every, miniters=0)

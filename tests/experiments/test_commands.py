@@ -1,6 +1,4 @@
-"""`dpcomm list`, `sweep`, `merge`, `table` and `data` from the words of a command to its
-exit code.
-"""
+"""The command line, from the words of a command to its exit code."""
 
 import csv
 import dataclasses
@@ -21,6 +19,7 @@ from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments.run import runs, sweep
 from dpcomm.mechanisms import contract
 
+FAILED = dict(failed={sweep.Job("x", "k", 0, "full", 1.0, 1.0, 1): "why"})
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
 
 
@@ -54,6 +53,8 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("sweep dprec-mnist --seeds 0;1", "is not a list of distinct whole numbers"),
         ("sweep --seeds 99999999999999999999999999", "from 0 to 2**63 - 1"),
         ("sweep --dask tls://a:1 --slurm", "--slurm: not allowed with"),
+        ("sweep --slurm-option account=mine", "belongs to --slurm"),
+        ("sweep dprec-mnist --scale smoke --device gpu", "did you mean 'cpu'"),
         ("sweep --decide --seeds 1", "--decide chooses the seeds"),
         ("sweep --processes 0", "is not a whole number from 1"),
         ("run dprec-mnist -p workers=many", "int"),
@@ -66,6 +67,8 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("run dprec-mnist -p only=typo", "only is 'typo'; it must be one of"),
         ("run dprec-mnist -p onyl=rec", "setting is 'onyl'; it must be one of"),
         ("run dprec-mnist -p lr=0.1,fast", "lr"),
+        ("run dprec-mnist -p lr=0.1 -p lr=0.2", "given twice"),
+        ("run dprec-femnist -p name=sqsgd-emnist", "setting is 'name'"),
         ("run dprec-mnist -p rounds=10,20", "the privacy guarantee depends on it"),
         ("merge nowhere", "has no records"),
         ("data /nowhere mnits", "did you mean 'mnist'"),
@@ -91,14 +94,13 @@ def test_an_interruption_names_the_command_that_goes_on(monkeypatch, capsys, tmp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "run_grid", stopped)
-    kept = tmp_path / "checkpoints" / "dprec_mnist.smoke" / "a.seed0.pt"
-    kept.parent.mkdir(parents=True)
-    kept.touch()
-    code, shown = said(f"run dprec-mnist --out {tmp_path}", capsys)
-    assert f"`dpcomm run dprec-mnist --out {tmp_path} --resume` goes on" in shown.err
+    monkeypatch.setattr("dpcomm.privacy.audit.ceiling", stopped)
+    code, shown = said(f"run dprec-mnist -p lr=1 --out {tmp_path}", capsys)
+    assert f"-mnist -p lr=1 --out {tmp_path} --resume` goes on" in shown.err
     code, shown = said(f"run dprec-mnist --resume --out {tmp_path}", capsys)
     assert f"`dpcomm run dprec-mnist --resume --out {tmp_path}` goes on" in shown.err
     assert code == 130 and len(shown.err.splitlines()) == 2
+    assert said("audit rec", capsys)[1].err == "dpcomm: interrupted\n"
 
 
 def rows_of(text):
@@ -188,8 +190,7 @@ def test_records_are_merged_by_union_and_contradictions_refused(
         path = records.append(mine, record)
     assert said(f"merge {mine}", capsys)[1].out == "1 new records\n"
     assert said(f"merge {mine}", capsys)[1].out == "0 new records\n"
-    wrong = dataclasses.replace(quick(1, 2.5))
-    path.write_text(records.to_line(wrong) + "\n")
+    path.write_text(records.to_line(quick(1, 2.5)) + "\n")
     before = (committed / "dprec" / path.name).read_bytes()
     code, shown = said(f"merge {mine}", capsys)
     assert code == 2 and "final.accuracy is 2.0 and 2.5" in shown.err
@@ -256,11 +257,7 @@ def test_tables_fit_the_terminal(width, monkeypatch, capsys):
     [
         ({}, 0, "records go to"),
         (dict(late=["x"]), 3, "1 runs are left"),
-        (
-            dict(failed={sweep.Job("x", "k", 0, "full", 1.0, 1.0, 1): "why"}),
-            1,
-            "x.full/k.seed0 failed: why",
-        ),
+        (FAILED, 1, "x.full/k.seed0 failed: why"),
     ],
 )
 def test_a_sweep_ends_with_a_code(outcome, code, says, monkeypatch, capsys, tmp_path):

@@ -180,8 +180,10 @@ def test_what_stands_is_not_played_again_and_other_code_is_another_record(
     assert code == 0 and len(first) == 1
     assert tiny(folder) == tiny(folder, "--resume") == (0, first)
     code, both = tiny(folder, old="2.0", new="3.0")
-    assert code == 0 and [r.final["mse"] for r in both] == [6.0, 9.0]
+    assert code == 0 and re.search(r"one +1 +9 ", capsys.readouterr().out)
+    assert [r.final["mse"] for r in both] == [9.0, 6.0], "what was run last counts"
     assert both[0].code != both[1].code
+    assert [r.code for r in tiny(folder)[1]] == [r.code for r in both[::-1]]
     assert tiny(folder, "--max-seconds", "0")[0] == 3
     assert "--resume" in capsys.readouterr().err
 

@@ -368,7 +368,7 @@ def execute(
         record = record_of(experiment, recorded, seed, outcome, cost, device)
         if table := getattr(experiment.module, "table", None):  # of one's own notebook
             atomic_write(folder / experiment.paper / table.name, table.read_bytes())
-        records.append(folder, record)
+        records.append(folder, record, counts=True)
         path.unlink(missing_ok=True)
     return record
 
@@ -483,7 +483,7 @@ def run_grid(
     jobs = [(*job, each) for each in tried for job in jobs]
     if not jobs:
         raise ValueError(
-            f"{experiment.name}: nothing that begins with {only} trains so"
+            f"{experiment.name}: its runs do not train: leave out --seeds and -p"
         )
     folder = ready(output_folder(out))
     if out is None and not in_pages():
@@ -561,7 +561,7 @@ def change_figure(changed: list, change: dict):
 
     name = next(k for k, value in change.items() if isinstance(value, tuple))
     points, mechs, label = {}, {}, "score"
-    for record in changed:
+    for record in records.current(changed).values():
         score, s = score_of([record])
         if s:
             value = record.config[name]
