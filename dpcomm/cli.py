@@ -151,13 +151,13 @@ FORMAT = (
     _o("--csv", "", "tables as CSV"),
 )
 SCALE = "smoke (seconds, bundled data), quick (minutes), full (the paper's settings)"
-SEEDS = _o("--seeds", "0,1,2", "seeds in place of the planned", type=seed_list)
+SEEDS = _o("--seeds", "0,1,2", "seeds, instead of the planned ones", type=seed_list)
 OUT = _o("--out", "DIR", "folder of records, ./runs by default")
 WHERE = "auto, cpu, cuda or cuda:1"
 COUNT, SHARE = dict(type=number(1, 1e15, True)), dict(type=number(0, 1))
 NEEDED, EPS = COUNT | dict(required=True), dict(type=float, required=True)
 PAIRS = dict(action="append", default=[], type=assignment)
-ROUND = "stop at the end of a round once this long has passed"
+ROUND = "stop at the end of the first round after this time"
 
 VERBS = {}  # name -> function, what it does, its options
 
@@ -182,10 +182,10 @@ def list_all(args):
 
 @verb(
     "run",
-    _o("names", "NAME", "of `dpcomm list`, or a notebook's file", nargs="+"),
+    _o("names", "NAME", "experiment of `dpcomm list`, or a notebook's file", nargs="+"),
     _o("--scale", "S", SCALE, default="smoke"),
     *(SEEDS, OUT),
-    _o("--resume", "", "go on from records and checkpoints"),
+    _o("--resume", "", "continue from records and checkpoints"),
     _o("--max-seconds", "S", ROUND, type=number(0, 1e9)),
     _o("--device", "D", WHERE),
     _o("-p", "NAME=VALUE", "parameter of the page, or a setting to try", **PAIRS),
@@ -198,7 +198,7 @@ def run_all(args) -> int:
         if not all(change for *_, change in asked):
             runs.page_tools()
     folder = runs.ready(runs.output_folder(args.out))
-    print(f"records and pages go to {folder}", file=sys.stderr, flush=True)
+    print(f"writing records and pages to {folder}", file=sys.stderr, flush=True)
     end = None if args.max_seconds is None else time.monotonic() + args.max_seconds
     unfinished = 0
     for name, path, values, change in asked:
@@ -206,10 +206,10 @@ def run_all(args) -> int:
         values |= dict(out=str(folder), max_seconds=seconds)
         try:
             if seconds is not None and seconds <= 0:
-                raise runs.Unfinished("no time was left")
+                raise runs.Unfinished("the time of --max-seconds is over")
             run_one(args, name, path, folder, values, change)
         except runs.Unfinished as error:
-            print(f"{name}: {error}; go on with --resume", file=sys.stderr)
+            print((f"{name}: {error}; continue with --resume"), file=sys.stderr)
             unfinished += 1
     return 3 if unfinished else 0
 
@@ -223,7 +223,7 @@ def _asked(name, args):
     if len(given) < len(args.p):
         raise ValueError("-p: a name is given twice; write its values as lr=0.1,0.2")
     if taken := [key for key in given if key in runs.SHARED or key == "device"]:
-        raise ValueError(f"-p {taken[0]}: say --{taken[0].replace('_', '-')} instead")
+        raise ValueError(f"-p {taken[0]}: use --{taken[0].replace('_', '-')} instead")
     if not own:
         words = {key: given.pop(key) for key in [*given] if key not in known}
         change = {key: several(value) for key, value in words.items()}
@@ -305,7 +305,7 @@ def run_one(args, name, path, folder, values, change):
     print_tables(args, table, name=stem.replace("_", "-"), guarantee=said)
     sys.stdout.flush()
     if not own:
-        print(f"{path.name}, its page, is executed", file=sys.stderr)
+        print(f"executing its page, {path.name}", file=sys.stderr)
         with moving():
             html = runs.run_page(path, target, values, home, last)
     if not (args.json or args.csv):
@@ -330,16 +330,16 @@ def show_changes(args, name, made, change, folder):
     _o("names", "NAME", "experiment; default: all", nargs="*"),
     _o("--scale", "S", SCALE, default="full"),
     *(SEEDS, OUT),
-    _o("--only", "KEY", "runs whose key begins with it", default="all"),
+    _o("--only", "KEY", "only runs whose key begins with KEY", default="all"),
     _o("--processes", "N", "at a time", type=number(1, 4096, True), default=1),
     _o("--device", "D", WHERE, default="auto"),
-    _o("--dask", "ADDRESS", "of a scheduler, as tls://host:8786", default=""),
+    _o("--dask", "ADDRESS", "Dask scheduler, for example tls://host:8786", default=""),
     _o("--slurm", "", "run as Slurm jobs, through dask-jobqueue"),
-    _o("--slurm-option", "NAME=VALUE", "of sbatch, as account=mine", **PAIRS),
+    _o("--slurm-option", "NAME=VALUE", ("sbatch option, as in account=mine"), **PAIRS),
     _o("--max-hours", "H", ROUND, type=number(0, 1e6)),
-    _o("--plan", "", "list what is missing, and end"),
+    _o("--plan", "", "list the missing runs and exit"),
     _o("--decide", "", "run only seeds that can change a verdict"),
-    _o("--print", "", "print one shell command a run, and end"),
+    _o("--print", "", "print one shell command per run and exit"),
     *FORMAT,
 )
 def sweep_all(args) -> int:
@@ -357,7 +357,7 @@ def sweep_all(args) -> int:
     if args.slurm_option and not args.slurm:
         raise ValueError("--slurm-option belongs to --slurm: add it or leave both out")
     if not args.names and args.only != "all":
-        raise ValueError("--only: name the experiment whose runs it means")
+        raise ValueError("--only selects runs of an experiment: name it, too")
     folder, names = runs.output_folder(args.out), args.names or runs.experiments()
     jobs = sweep.plan(names, args.scale, args.seeds, args.only, folder, args.decide)
     if args.print:
@@ -368,7 +368,7 @@ def sweep_all(args) -> int:
         return 0
     if not args.dask and not args.slurm:
         runs.device(args.device)  # or it is refused once, not by every run
-    print(f"records go to {runs.ready(folder)}", file=sys.stderr)
+    print(f"writing records to {runs.ready(folder)}", file=sys.stderr)
     how = dict(device=args.device, say=lambda line: print(line, file=sys.stderr))
     how["end"] = None if args.max_hours is None else time.time() + 3600 * args.max_hours
     if args.processes == 1 and not args.dask and not args.slurm:
@@ -380,7 +380,7 @@ def sweep_all(args) -> int:
     for job, why in done.failed.items():
         print(f"\n{job.name} failed: {why.strip()}", file=sys.stderr)
     if done.late:
-        left = f"{len(done.late)} runs are left; the same command goes on"
+        left = f"{len(done.late)} runs are left: repeat the command to continue"
         print(left, file=sys.stderr)
     return 1 if done.failed else 3 if done.late else 0
 
@@ -388,7 +388,7 @@ def sweep_all(args) -> int:
 @verb(
     "merge",
     _o("out", "DIR", "folder of records, for example runs/"),
-    _o("--yes", "", "also where published numbers change"),
+    _o("--yes", "", "accept changes of published numbers"),
 )
 def merge(args) -> None:
     "Add records to this checkout."
@@ -428,8 +428,8 @@ def _added(root, added):
     after = records.union(path.name, (*before, *added))
     for stands, other, why in records.repeats(after):
         if why and other not in before:
-            code = "" if stands.code != "not recorded" else "; its code is not recorded"
-            print(f"{other.key}, seed {other.seed}: {why}; the first stands{code}")
+            code = "" if stands.code != "not recorded" else ", its code unrecorded"
+            print(f"{other.key}, seed {other.seed}: {why}; the earlier one stays{code}")
     return [record for record in after if record not in before]
 
 
@@ -511,10 +511,10 @@ def data(args):
 @verb(
     "audit",
     _o("names", "MECHANISM", "its name, or my.module:Class", nargs="+"),
-    _o("--trials", "N", "each way", type=number(100, 1e9, True), default=20_000),
-    _o("--delta", "D", "of claim and audit", type=float, default=1e-2),
+    _o("--trials", "N", "per input", type=number(100, 1e9, True), default=20_000),
+    _o("--delta", "D", "delta of claim and audit", type=float, default=1e-2),
     _o("--alarm", "A", "chance of a false alarm", type=float, default=1e-6),
-    _o("--seed", "S", "of all trials", type=number(0, 2**63 - 1, True), default=0),
+    _o("--seed", "S", "seed of all trials", type=number(0, 2**63 - 1, True), default=0),
     *FORMAT,
 )
 def audit_all(args) -> int:
@@ -557,16 +557,16 @@ def audit_all(args) -> int:
     "choose",
     _o("--d", "D", "parameters, for example 1e6", **NEEDED),
     _o("--clients", "N", "clients in the federation", **NEEDED),
-    _o("--cohort", "N", "clients a round", **NEEDED),
+    _o("--cohort", "N", "clients per round", **NEEDED),
     _o("--rounds", "T", "rounds of the run", **NEEDED),
     _o("--eps", "E", "epsilon of the whole run", **EPS),
     _o("--delta", "D", "delta, in [0, 1)", **EPS),
-    _o("--bits", "B", "most bits a parameter; default: any", type=float),
+    _o("--bits", "B", "maximum bits per parameter; default: any", type=float),
     _o("--trust", "T", "local, shuffler, secagg or central (default)"),
     _o("--sampling", "S", "poisson (default), fixed, replacement or none"),
-    _o("--visits", "V", "most messages of one client", **COUNT),
+    _o("--visits", "V", "maximum number of messages from one client", **COUNT),
     _o("--dropouts", "F", "expected fraction of dropouts", **SHARE),
-    _o("--tolerance", "F", "noise shares that may be missing", **SHARE),
+    _o("--tolerance", "F", "fraction of noise shares that may be missing", **SHARE),
     _o("--unit", "U", "client (default) or example"),
     _o("--relation", "R", "zero-out, replace, add-remove or local"),
     *FORMAT,
@@ -589,8 +589,8 @@ def choose_all(args) -> None:
 
 @verb(
     "flower",
-    _o("what", "new", "lay out an app to copy"),
-    _o("folder", "DIR", "its name is the package's name too"),
+    _o("what", "new", "create an app to adapt"),
+    _o("folder", "DIR", "new folder; its name becomes the package's name"),
     _o("--sums", "", "with secure aggregation"),
 )
 def flower(args) -> None:
@@ -602,12 +602,12 @@ def flower(args) -> None:
     taken = keyword.iskeyword(name) or name in sys.stdlib_module_names
     if taken or name.isidentifier() and importlib.util.find_spec(name):
         raise ValueError(
-            f"folder is named {shown(name)}, which is a word of Python or an installed"
-            " package, and the app's package has this name: choose another"
+            f"folder is named {shown(name)}, which is a Python keyword or an installed"
+            " package, and the app's package takes this name: choose another"
         )
     made = floor.new(args.folder, args.sums)
     print(f"{made} holds an app: `flwr run {made}` submits it to Flower")
-    print(f"{made / 'floor.toml'} limits what a node takes part in")
+    print(f"{made / 'floor.toml'} sets the limits within which a node takes part")
     print(textwrap.fill(floor.TRUST, 80))
 
 # %% ../nbs/reference/cli.ipynb #e00b74bc
@@ -641,7 +641,7 @@ def _kept(args, words):
         return "interrupted"
     resume = [] if args.verb == "sweep" or "--resume" in words else ["--resume"]
     again = shlex.join(["dpcomm", *words, *resume])
-    return f"interrupted; records and checkpoints are kept; `{again}` goes on"
+    return f"interrupted; records and checkpoints are kept: continue with `{again}`"
 
 # %% ../nbs/reference/cli.ipynb #ec6bb9dd
 def main(argv=None) -> int:

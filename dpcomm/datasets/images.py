@@ -266,8 +266,8 @@ def _sides(held):
     if several and all(getattr(p, "ndim", 0) and len(p) == len(y) for p in x):
         if len(x) == len(y):
             raise ValueError(
-                f"{len(y)} arrays of {len(y)} rows may be examples or inputs: pass a list"
-                " of examples, or a dict of inputs"
+                f"{len(y)} arrays of {len(y)} rows could be examples or inputs: pass a"
+                " list of examples, or a dict of inputs"
             )
         return Inputs(tuple(map(_numbers, x))), y
     if isinstance(x, Mapping):
@@ -289,7 +289,7 @@ def _pair(held, who):
         raise ValueError(
             f"{who} has a {type(held).__name__} that is not a pair of numeric arrays{why}:"
             " pass (inputs, targets) of each client, or a torch Dataset; several inputs are"
-            " a tuple of arrays or a dict, which a model gets by position or by name"
+            " a tuple (by position) or a dict (by name) of arrays"
         ) from error
     if any(not part.ndim or len(part) != len(y) for part in tree_leaves((x, y))):
         raise ValueError(
@@ -391,7 +391,7 @@ def check_partition(parts, n: int) -> tuple:  # the same arrays, as int64
     sizes = np.array([len(p) for p in parts])
     if not sizes.all() or sorted(np.concatenate(parts).tolist()) != list(range(n)):
         raise ValueError(
-            f"the {len(parts)} clients have {sizes.min()} images or more,"
+            f"the {len(parts)} clients have at least {sizes.min()} images each,"
             f" {sizes.sum()} in all; every client needs one, and each of 0..{n - 1} must"
             " appear exactly once: use fewer clients, or correct the partition"
         )

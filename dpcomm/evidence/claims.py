@@ -232,7 +232,7 @@ def tally_text(counted: dict) -> str:
         classes.append(
             f"{name} {sum(each.values()):,}" + (f" ({parts})" if parts else "")
         )
-    return "; ".join(classes) or "no number of it earns a verdict"
+    return "; ".join(classes) or "none of its numbers earns a verdict"
 
 # %% ../../nbs/evidence/claims.ipynb #5fece444
 def _bar(counted, link=""):
@@ -296,7 +296,7 @@ def groups(
         if n > 2 or left_out:
             some = [row for row, each in zip(whole.rows, causes) if each == cause]
             alone = [row for row in alone if row not in some]
-            what = f"{n} cell{'s' * (n > 1)}: {cause}"
+            what = f"{n} number{'s' * (n > 1)}: {cause}"
             named[what] = _worded(some, 2 if left_out else 4)
     notes = whole.notes if any("[" in row[4] for row in alone) else ()
     return _worded(alone, 6, notes), named

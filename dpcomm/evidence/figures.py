@@ -290,7 +290,7 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
         if spec := ax.get_subplotspec():
             panels.setdefault((spec.rowspan.start, spec.colspan.start), []).append(ax)
     if len({ax.get_gridspec() for axes in panels.values() for ax in axes}) > 1:
-        raise ValueError("panels of several grids have no order of their own")
+        raise ValueError("panels of several grids have no common order")
     rows = len({row for row, _ in panels})
     if len(panels) > rows:  # some stand side by side
         height, ylabel = len(panels) * min(height / rows, 3.1), ""

@@ -206,7 +206,7 @@ def paper_line(
     )
 
 # %% ../../nbs/evidence/page_tables.ipynb #091e3f37
-def run_guarantees(rows, title: str = "What each run promises, and sends") -> Table:
+def run_guarantees(rows, title: str = "Guarantees and message sizes") -> Table:
     """Epsilons and message sizes of the runs of a page.
 
     rows: of (name, Guarantee or None, {relation: Guarantee} as run, bits of content).
@@ -239,7 +239,7 @@ COHORTS = {
     "poisson": "Poisson cohorts",
     "fixed": "cohorts of a fixed size",
     "replacement": "cohorts drawn with replacement",
-    "none": "cohorts whose draw is not counted",
+    "none": "cohorts whose draw adds no privacy",
 }
 
 
@@ -256,7 +256,7 @@ def epsilon_as_run(found, whose: str, planned=()) -> Shown:
         rows.append((vars(promise), {k: vars(g) for k, g in as_run.items()}))
     for stated, as_run in rows:
         for name, g in as_run.items():
-            why = "DP-REC are against null messages; the runs send other clients'"
+            why = "DP-REC assume null messages (no data); the runs send other clients'"
             if stated["relation"] != "null-slot":
                 meant, drawn = (COHORTS[one["sampling"]] for one in (stated, g))
                 why = f"{whose} are for {meant}; the runs draw {drawn}"
@@ -266,7 +266,7 @@ def epsilon_as_run(found, whose: str, planned=()) -> Shown:
     for why, pairs in ways.items():
         each = (f"ε = {e} is {' or '.join(o)}" for e, o in sorted(pairs.items()))
         said.append(
-            f"The printed epsilons of {why}. Counted for these, over the whole run:"
+            f"The epsilons printed for {why}. For what was run, over all rounds:"
         )
         said.append(f"{'; '.join(each)}.")
     return Shown(" ".join(said) if ways else "")

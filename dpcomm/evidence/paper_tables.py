@@ -149,7 +149,7 @@ def faults(paper: Paper):  # yields what is wrong, in words
                 yield f"{c.key:.60}: {key:.60} is no key of this file"
     for key in (key for cause in paper.causes for key in cause.keys or ("",)):
         if key not in keys:
-            yield f"cause of {key:.60}, which is no key of this file"
+            yield f"cause of {key:.60}, which is not a key of this file"
     for claim in paper.claims:
         lost = [p for p in claim.cells if not fnmatch.filter(keys, p)]
         if lost or not (claim.cells or claim.erratum or claim.cannot):

@@ -227,10 +227,10 @@ def from_line(line: str | bytes, where: str, hashed: bool = False) -> Record:
         record = _checked(line)
         if hashed and not mark:
             raise ValueError(
-                "it has no hash of itself: take it out and `dpcomm merge` it"
+                "it has no hash: remove the line, and add it with `dpcomm merge`"
             )
         if mark and digest != f'{hashlib.sha256(bare + b"}").hexdigest()}"}}'.encode():
-            raise ValueError("it is not what was written, its hash differs")
+            raise ValueError("its hash does not match its content")
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{where}: {error!s:.400}; correct the line") from None
     return record

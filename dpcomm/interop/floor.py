@@ -30,10 +30,10 @@ from ..core.files import atomic_write
 
 # %% ../../nbs/interop/floor.ipynb #5dbea230
 TRUST = (
-    "Trust: a node runs the code of anyone who submits a run, and its limits bind that code"
-    " only if its SuperNode is started with --trusted-entities. The server sees who takes"
-    " part, and each message where rounds are no secure sums. The directory decides who is"
-    " a client. Nobody checks a client's vector, within its clip or outside it."
+    "Trust: a node runs the code of anyone who submits a run, and its limits bind"
+    " that code only if its SuperNode is started with --trusted-entities. The server"
+    " sees who takes part, and each message unless rounds are secure sums. The directory"
+    " decides who is a client. Nobody checks whether a client is honest, or clips."
 )
 
 # %% ../../nbs/interop/floor.ipynb #577940cb
@@ -44,8 +44,8 @@ def check_private(path, others: int = 0o077) -> Path:
         status = path.stat()
         if status.st_mode & others or status.st_uid not in (0, os.getuid()):
             raise ValueError(
-                f"{path.name} is open to other users of this machine: run"
-                f" `chmod go= {path.name}`, as the user who owns it"
+                f"other users of this machine can access {path.name}: run `chmod go="
+                f" {path.name}`, as the user who owns it"
             )
     return path
 
@@ -134,7 +134,7 @@ class Beyond(ValueError):
 def _beyond(floor, limit, asked):
     allowed = f"{limit} is {getattr(floor, limit)!s:.80} on this machine"
     fix = "stay within it, or ask the machine's owner"
-    return Beyond(limit, f"{allowed}, and the run asks {asked!s:.80}: {fix}")
+    return Beyond(limit, f"{allowed}, and the run asks for {asked!s:.80}: {fix}")
 
 
 def read_floor(path) -> Floor:
@@ -143,7 +143,7 @@ def read_floor(path) -> Floor:
     path: floor.toml, which nobody else may change, in a folder that nobody else may change.
     Returns: Floor; its ledger is in claims/ beside the file. Beyond where there is none.
     """
-    why = "there is no floor file"
+    why = "this node has no file of limits (floor.toml)"
     if path:
         path = Path(path)
         try:
@@ -153,9 +153,9 @@ def read_floor(path) -> Floor:
             return Floor(place, **table)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            why = f"{path.name} is no floor file that binds ({reason!s:.200})"
-    fix = "see `dpcomm flower new`, and name it in --node-config"
-    raise Beyond("floor", f"{why}, and no run is answered without one: {fix}")
+            why = f"{path.name} is not a valid file of limits ({reason!s:.200})"
+    fix = "create one with `dpcomm flower new`, and name it in --node-config"
+    raise Beyond("floor", f"{why}, and a node without one answers no run: {fix}")
 
 # %% ../../nbs/interop/floor.ipynb #581d285f
 @cache
@@ -230,7 +230,7 @@ def _setting(mechanism, d):
     try:
         text = json.dumps(what, sort_keys=True).encode()
     except TypeError:
-        odd = f"mechanism is {shown(mechanism)}, whose parameters cannot be written to"
+        odd = f"mechanism is {shown(mechanism)}, whose parameters cannot be stored in"
         raise Beyond("mechanisms", f"{odd} the ledger") from None
     return text, _digest(text)
 
@@ -248,7 +248,7 @@ def answered(floor: Floor) -> dict:
     for place in sorted(Path(floor.claims).glob(f"*/{SETTING}")):
         folder, text = place.parent, place.read_bytes()
         if _digest(text) != folder.name:
-            fix = "take it from a backup, or the budget cannot be told"
+            fix = "restore it from a backup; without it the spent budget is unknown"
             raise ValueError(f"{SETTING} in {folder.name} was changed: {fix}")
         what = json.loads(text)
         given = {name: _tuples(value) for name, value in what["parameters"].items()}

@@ -75,10 +75,10 @@ def obstacle(mechanism: Mechanism, keys=None) -> str:
     Returns: the reason, in the form 'needs ...'; '' if it can be used.
     """
     if mechanism.summed and keys is None:
-        keys = "its keys are named beside the floor, in --node-config"
+        keys = "name the folder with its keys in --node-config"
         return f"needs a secure sum: {keys}"
     if mechanism.client_memory(1, 1) is not None:
-        return "needs clients that remember: turn its residuals off"
+        return "needs clients that keep a state between rounds: turn its residuals off"
     return ""
 
 
@@ -101,8 +101,8 @@ def what_trains(arrays: dict, module=None) -> tuple:
         copies = {k: why.removeprefix(shared) for k, why in reasons if shared in why}
         if absent := sorted({*names, *copies} - {*arrays}):
             raise ValueError(
-                f"model has {absent[0]}, which is not among the arrays of the run: pass"
-                " the network whose state_dict() they are"
+                f"model has {absent[0]}, which is not among the run's arrays: pass the"
+                " network whose state_dict() the arrays are"
             )
         return names, copies
     names, copies, first = [], {}, {}
@@ -167,7 +167,7 @@ def moved(before: dict, update: Tensor, names: list, copies: dict = {}) -> dict:
 # %% ../../nbs/interop/flower.ipynb #1e057313
 CARRIER = "dpcomm"  # record of a letter that is ours
 UNFIT = 1000  # code of an error of ours
-SILENT = "dpcomm: this failed on the node, and its own log says why"
+SILENT = "dpcomm: this failed on the node; see the node's log"
 
 
 def mod(mechanism, floor=None, keep: tuple = (), keys=None, model=None):
@@ -294,7 +294,7 @@ class _Node:
 
     def answer_unaccounted(self):
         if not all(limits.evaluation for limits in self.limits):
-            why = "evaluation is refused by this machine's owner"
+            why = "the owner of this machine does not allow evaluation"
             raise floors.Beyond("evaluation", why)
         if (reply := self.attempt(self.called)) is None:
             return self.fail(SILENT)
@@ -306,13 +306,13 @@ class _Node:
         try:
             mechanism = build(self.context)
         except Exception as error:
-            raise RuntimeError("the app's mechanism could not be made") from error
+            raise RuntimeError("the app's mechanism could not be created") from error
         mechanism = _fitting(mechanism, self.keys)
         asked = _asked(mechanism, self.message.content)
         if self.trains not in (None, asked.computation):
             raise ValueError(
-                "the server's model computes something else than this node's: use the"
-                " same network on both sides, and pass it to Private, too"
+                "the server's network differs from this node's: use the same network"
+                " on both sides, and pass it to Private as well"
             )
         now = mechanism.for_round(asked.round)
         party = self.party() if mechanism.summed else None
@@ -322,12 +322,12 @@ class _Node:
         for name in asked.trains:
             if not _can_train(name, before.get(name, np.zeros(0, int))):
                 raise ValueError(
-                    f"the server says that {shown(name)} trains: it cannot"
+                    f"the server lists {shown(name)}, which cannot train: leave it out"
                 )
         shapes = [before[name].shape for name in asked.trains]
         d = sum(map(math.prod, shapes))
         if party and d != asked.entries:
-            raise ValueError("the sum has vectors of another length than the model")
+            raise ValueError("the sum's vectors do not have the model's length")
         self.admit(mechanism, shapes, asked, party)
         trained = self.in_time(self.trained, before, asked.trains)
         reply, update = trained or (None, torch.zeros(d))
@@ -335,7 +335,7 @@ class _Node:
         made = self.attempt(put, update)
         if made is None:
             reply, made = None, put(torch.zeros(d))
-        how = "" if self.limits else "a rehearsal without limits or ledger: "
+        how = "" if self.limits else "rehearsal without limits or ledger: "
         about = f"round {asked.round + 1} of run {self.name}, {shown(mechanism)}"
         self.note(f"{how}answered {about}")
         fields = self.step(party, now, asked, made) if party else dict(message=made)
@@ -422,19 +422,19 @@ class _Asked(msgspec.Struct):
 
 def _asked(mechanism, content):
     fields = content.config_records.get(CARRIER)
-    fix = "wrap its strategy in the dpcomm.interop.flower.Private of this version"
+    fix = "wrap it in dpcomm.interop.flower.Private, from the same version of dpcomm"
     if fields is None:
-        raise ValueError(f"the server's strategy is not private: {fix}")
+        raise ValueError(f"the server's strategy is not wrapped in Private: {fix}")
     try:
         asked = msgspec.convert(dict(fields), _Asked)
     except msgspec.ValidationError as error:
-        raise ValueError(f"the server's letter is none ({error}): {fix}") from None
+        raise ValueError(f"the request cannot be read ({error}): {fix}") from None
     if asked.round >= asked.rounds or mechanism.summed and asked.step is None:
         raise ValueError(
-            f"the server asks for a round beyond its last, or no step: {fix}"
+            f"the server asks for a round after the last one, or names no step: {fix}"
         )
     if len({*asked.trains}) < len(asked.trains):
-        raise ValueError(f"the server must say what trains, each name once: {fix}")
+        raise ValueError(f"the server lists a trainable parameter twice: {fix}")
     if asked.mechanism != repr(mechanism):
         raise ValueError(
             f"the server expects {shown(asked.mechanism)}, and this node has"
@@ -500,8 +500,8 @@ class Private(Promised, _Base):
     ):
         if eps is not None:
             raise ValueError(
-                f"eps is {shown(eps)}; a run without privacy is the strategy itself: start it"
-                " unwrapped, with clients without the mod, and leave eps out here"
+                f"eps is {shown(eps)}; for a run without privacy, leave eps out, and"
+                " start the unwrapped strategy with clients without the mod"
             )
         _fitting(mechanism, keys)
         drawn = ("fixed", "none") + ("poisson",) * (not mechanism.summed)
@@ -525,8 +525,8 @@ class Private(Promised, _Base):
         self.promise = self.after(deployment.rounds)
         if self.promise.trust == "shuffler":
             raise ValueError(
-                "trust is 'shuffler', and Flower's server sees whose each message is: use"
-                " 'local'"
+                "trust is 'shuffler', and Flower's server sees who sent each message:"
+                " use 'local'"
             )
         self._round: Any = None
         self._sums: Any = None  # a Gatherer where sums are secure
@@ -567,7 +567,7 @@ class Private(Promised, _Base):
             why = self.uncovered(done + rounds + 1)
             if not rounds:
                 raise PrivacyBudgetExhausted(why)
-            print(f"{rounds} of {num_rounds} rounds are played: {why}")
+            print(f"{rounds} of {num_rounds} rounds will run: {why}")
         return super().start(grid, initial_arrays, rounds, *given, **how)
 
     def configure_train(self, server_round: int, arrays, config, grid):
@@ -582,9 +582,9 @@ class Private(Promised, _Base):
         before = {k: v.numpy() for k, v in arrays.items()}
         if self.statistics == "refuse" and (odd := [*filter(_statistic, before)]):
             raise ValueError(
-                f"the model has {odd[0]}: running averages of clients' data are no"
-                " update, and no noise of a step hides them: use GroupNorm, or"
-                " statistics='client', which leaves each client its own"
+                f"the model has {odd[0]}: running averages of clients' data are not"
+                " part of the update, and the noise does not hide them: use"
+                " GroupNorm, or statistics='client', which leaves each client its own"
             )
         names, copies = what_trains(before, self.network)
         made = self.strategy.configure_train(server_round, arrays, config, grid)
@@ -623,7 +623,7 @@ class Private(Promised, _Base):
         if len(letters) < due:
             raise PrivacyBudgetExhausted(
                 f"the strategy selects {len(letters)} of {here} nodes in round {t + 1},"
-                f" and the deployment states {where.cohort} of {where.n_clients}: set"
+                f" and the deployment draws {where.cohort} of {where.n_clients}: set"
                 f" its min_train_nodes to {due}, or change the deployment"
             )
         return [letters[k] for k in chosen]
@@ -729,7 +729,7 @@ def _fit(reply):
         numbers = value if isinstance(value, list) else [value]
         short = max(len(sent), len(numbers), len(name)) <= MOST
         if not (short and name.isprintable() and all(map(math.isfinite, numbers))):
-            why = "not a few finite, named numbers"
+            why = "they must be a few finite numbers with printable names"
             print(f"node {node}: its metrics are left out: {why}")
             return False
     return fields is not None

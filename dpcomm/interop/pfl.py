@@ -36,9 +36,9 @@ def obstacle(mechanism: Mechanism) -> str:
     Returns: the reason, in the form 'needs ...'; '' if it can be used.
     """
     if mechanism.summed:
-        return "needs a secure sum: pfl adds in the clear"
+        return "needs a secure sum, and pfl adds messages in the clear"
     if mechanism.client_memory(1, 1) is not None:
-        return "needs clients that remember: a postprocessor has none"
+        return "needs clients that keep a state, and a postprocessor has none"
     return ""
 
 # %% ../../nbs/interop/pfl.ipynb #764370f1

@@ -39,8 +39,8 @@ class Promised:
         check_kind("deployment", deployment, Deployment, "who takes part, how often")
         if deployment.sampling not in samplings:
             raise ValueError(
-                f"sampling is {shown(deployment.sampling)}; cohorts here are drawn"
-                f" otherwise: build the deployment with one of {', '.join(samplings)}"
+                f"sampling is {shown(deployment.sampling)}, which cannot be used here:"
+                f" build the deployment with one of {', '.join(samplings)}"
             )
         if max_epsilon is not None:
             check_number("max_epsilon", max_epsilon, "(0, inf)")

@@ -122,7 +122,7 @@ def read_key(folder, who: str) -> Ed25519PrivateKey:
     except (FileNotFoundError, ValueError) as error:
         why = error if isinstance(error, ValueError) else "it does not exist"
         raise ValueError(
-            f"{place.name} is not a key readable by a single user ({why}): {KEYS}"
+            f"{place.name} is not a key that only its owner can read ({why}): {KEYS}"
         ) from None
 
 
@@ -265,7 +265,7 @@ class Party:
         elif state := pop_secret(self.states / f"{name}-{step}.state"):
             client = Client.resume(setup, self.identity, keys, state, counter=counter)
         else:
-            raise ValueError("this step was already answered, or comes too early")
+            raise ValueError("this step was already answered, or it skips one")
         with closing(client):
             if vector is not None:
                 client.vector = vector
@@ -302,7 +302,7 @@ class Gatherer:
                 text = proven(run, node, client, nonces[node])
                 Ed25519PublicKey.from_public_bytes(key).verify(proof, text)
             except (InvalidSignature, KeyError, TypeError, ValueError):
-                self.say(f"node {node} does not prove that it is one of the clients")
+                self.say(f"node {node} has not proved that it is one of the clients")
                 continue
             for before in [k for k, c in self.clients.items() if c == client]:
                 self.say(f"client {client} is node {node} now, no longer {before}")
@@ -346,7 +346,7 @@ class Gatherer:
             mail = self._step(self.ask(self._letters(mail)))
         total, there = self.server.result, sorted(self.server.survivors)
         if why := too_long(self.mechanism, total, self.d, len(there)):
-            text = f"{why}: a client sent a message that the protocol does not allow"
+            text = f"{why}: a client sent more than its clip allows"
             raise BelowThreshold(text, SERVER, MASKED)
         return total, [self.nodes[place] for place in there]
 

@@ -243,22 +243,22 @@ class Choice:
 
     @property
     def advice(self) -> str:
-        """What to change where the noise drowns the signal; '' where it does not."""
+        """What to change where the noise exceeds the signal; '' where it does not."""
         s, error = self.deployment, self.best.error
         if error < 1:
             return ""
         start = (
-            f"the noise drowns the signal: the best squared error of a round is {error:.3g},"
-            " for vectors of norm 1"
+            "the noise exceeds the signal: the best squared error per round is"
+            f" {error:.3g}, for vectors of norm 1"
         )
         turns = s.rounds * s.cohort / s.n_clients
         limit = 3 * math.ceil(turns)
         if limit >= s.messages or s.sampling == "none":
             return f"{start}; raise cohort or eps, or lower rounds"
         return (
-            f"{start}. The guarantee counts {s.messages:,} messages of a client, which"
-            f" sends {turns:.3g} on average: pass visits={limit} to the Deployment, and"
-            " draw nobody more often than that"
+            f"{start}. The guarantee allows {s.messages:,} messages per client, and a"
+            f" client sends {turns:.3g} on average: pass visits={limit} to the"
+            " Deployment, which then draws no client more often than that"
         )
 
     def as_dict(self) -> dict:
@@ -368,7 +368,7 @@ class _Search:
 
 NEEDS = {
     "central": "the server must be trusted: it sees every message",
-    "secagg": "needs a session of secure aggregation each round",
+    "secagg": "needs secure aggregation in every round",
     "shuffler": "needs a shuffler between clients and server",
     "local": "",
 }
@@ -379,9 +379,9 @@ def gives_up(mechanism: Mechanism, error: Error, trust: str = "local") -> tuple:
     "Requirements and drawbacks of a mechanism."
     said = [NEEDS[trust if trust == "shuffler" else mechanism.trust]]
     if error.gain == 0:
-        said.append("nothing of the common direction arrives")
+        said.append("nothing of the common direction is kept")
     elif not LOST < error.gain < 1 / LOST:
-        said.append(f"{error.gain:.3g} of the common direction arrives: divide by it")
+        said.append(f"{error.gain:.3g} of the common direction is kept: divide by it")
     if not mechanism.deployment_note.startswith("safe to deploy"):
         said.append(mechanism.deployment_note.partition(",")[0])
     return tuple(filter(None, said))
@@ -454,7 +454,7 @@ def choose(
         )
         raise ValueError(
             f"no mechanism offers eps {eps:g}, trust {s.trust}, unit {s.unit}, delta"
-            f" {s.delta:g}, relation {s.relation}, {bits} bits a parameter: {why}"
+            f" {s.delta:g}, relation {s.relation or 'any'}, bits {bits or 'any'}: {why}"
         )
     return Choice(s, float(eps), bits, tuple(_in_order(rows)), refused)
 
@@ -481,9 +481,9 @@ def _checked(deployment, eps, bits, updates):
         )
     if deployment.d > MOST_ENTRIES:
         raise ValueError(
-            f"d is {deployment.d}; whole vectors are tried, of at most"
-            f" {MOST_ENTRIES:,} entries: choose with a smaller d, and calibrate that"
-            " mechanism with this one"
+            f"d is {deployment.d}; mechanisms are tried on vectors of at most"
+            f" {MOST_ENTRIES:,} entries: choose with a smaller d, then calibrate the"
+            " chosen mechanism with this d"
         )
     if updates is None:
         return deployment
@@ -501,9 +501,9 @@ def _checked(deployment, eps, bits, updates):
 # %% ../../nbs/reference/choosing.ipynb #c4000025
 HEADER = ("mechanism", "error", "noisier", "above bound", "bits up", "bits down", "eps")
 ABOUT = (
-    "error: squared, of a round's average, for vectors of norm 1; noisier: sampling error"
-    " over that without privacy; above bound: error over what no estimate does better, -"
-    " where the bound is 0; bits: of one client's messages in a round"
+    "error: squared error of a round's average, for vectors of norm 1; noisier: sampling"
+    " error over that without privacy; above bound: error over a lower bound for every"
+    " estimate, - where that is 0; bits: of one client's messages per round"
 )
 USUAL = ("n_clients", "tolerance", "clip_norm")  # fields that the deployment has
 

@@ -563,7 +563,7 @@ def smallest(account, names: tuple, **run) -> Guarantee:
     return min(made, key=lambda one: one.eps)
 
 
-COMPRESSES = "simulation only: eps = inf compresses and guarantees nothing"  # a note
+COMPRESSES = "simulation only: eps = inf compresses without privacy"  # a note
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca305
 class Local(Mechanism):
@@ -602,7 +602,7 @@ class Local(Mechanism):
     ) -> Guarantee:
         # [Dwork & Roth 2014, Thm. 3.14; page shuffling]
         eps = self.message_epsilon(d if d is None else check_size("d", d))
-        note = self.note if eps < math.inf else "no privacy: eps = inf only compresses"
+        note = self.note if eps < math.inf else "no privacy: eps = inf compresses only"
         alone = shuffled is None or not delta or accountant == "pure"
         if alone or eps == math.inf:
             return pure_guarantee(eps, rounds, delta, sampling, note, accountant)

@@ -103,8 +103,8 @@ class Deployment(Named):
         """
         if self.trust == "shuffler" and n < self.least:
             raise ValueError(
-                f"{n} messages are in the shuffle; the guarantee counts on {self.least}:"
-                " release nothing of this round, or account for a larger tolerance"
+                f"{n} messages are in the shuffle; the guarantee counts on"
+                f" {self.least}: discard this round, or account for a larger tolerance"
             )
         return n
 
@@ -366,7 +366,7 @@ def _check_mechanism(deployment, mechanism, accountant):
         instead = "local=True or " if m.name == "gaussian" else ""
         raise ValueError(
             f"trust is {shown(s.trust)}, and {m.name} is private only under"
-            f" {shown(m.trust)}: pass {instead}trust={shown(m.trust)} if it applies,"
+            f" {shown(m.trust)}: pass {instead}trust={shown(m.trust)} if that is true,"
             " or choose a mechanism that needs less trust"
         )
     given = dict(unit=s.unit != "client", accountant=accountant is not None)
@@ -378,7 +378,7 @@ def _check_mechanism(deployment, mechanism, accountant):
             )
     if s.delta == 0 and not isinstance(m, Local):
         raise ValueError(
-            f"delta is 0, and the guarantee of {m.name} needs one above 0: pass a"
+            f"delta is 0, and the guarantee of {m.name} needs a positive delta: pass a"
             " delta below 1 / n_clients, or choose a pure mechanism such as pm or privquant"
         )
     sizes = getattr(m, "groups", None)
@@ -413,7 +413,7 @@ def _stated(deployment, mechanism, made):
     if made.trust == "shuffler":
         of = f"{s.least:,} of {s.cohort:,} messages"
         made = made.noting(
-            f"holds where every shuffle has at least {of}; less is refused"
+            f"holds if every shuffle has at least {of}; smaller ones are refused"
         )
     return made
 
@@ -425,12 +425,12 @@ def _unproved(deployment, mechanism):
     )
     if s.sampling == "replacement" and s.relation in (None, *m.relations):
         return (
-            f"sampling is 'replacement', where one client may come twice in a round, and"
-            f" nothing is proved of {m.name}: use sampling='poisson' or 'fixed'"
+            "sampling is 'replacement', where a client may be drawn twice in a round, and"
+            f" nothing is proved for {m.name}: use sampling='poisson' or 'fixed'"
         )
     return (
         f"relation is {shown(s.relation)} with sampling {shown(s.sampling)} and trust"
-        f" {shown(s.trust)}; of {m.name} nothing of the kind is proved: leave relation"
+        f" {shown(s.trust)}; no such guarantee of {m.name} is proved: leave relation"
         f" out, or use {proved}"
     )
 
@@ -466,7 +466,7 @@ class _Search:
             for near in (x + k * math.log(2), x - k * math.log(2)):
                 if self.eps(near) < math.inf:
                     return near
-        about = f"{name} is not to be had with {free} = {math.exp(x):.3g}: "
+        about = f"{name} cannot be calibrated from {free} = {math.exp(x):.3g}: "
         raise ValueError(about * str(self.why).startswith(f"{free} is") + str(self.why))
 
     def reach(self, x):
@@ -563,21 +563,21 @@ def _beyond(search, name, free, safe, toward):
     if safe is not None and not safe[1]:
         more = f"ask for an eps of at least {above:.4g}"
         return (
-            f"eps is {eps:g}, and {name} goes here from {above:.4g} to 0 at once: "
+            f"eps is {eps:g}, and epsilon of {name} jumps here from {above:.4g} to 0: "
             + ("lower start, or leave it out" if above == math.inf else more)
         )
     if safe is not None:
         return (
-            f"eps is {eps:g}, and the nearest below it that {name} reaches here is"
-            f" {safe[1]:.4g}, at {free} = {math.exp(safe[0]):.3g}: ask for an eps of at most"
-            f" {safe[1]:.4g}"
+            f"eps is {eps:g}, and the nearest smaller one that {name} reaches is"
+            f" {safe[1]:.4g}, at {free} = {math.exp(safe[0]):.3g}: ask for an eps of"
+            f" at most {safe[1]:.4g}"
         )
     x, least = search.least(toward)
     ends = search.eps(x + toward * 2 * JUMP) == math.inf
     why = f"; there {search.why}" if ends else ""
     return (
-        f"eps is {eps:g}, and {name} reaches {least:.5g} here, at {free} ="
-        f" {math.exp(x):.4g}, and no less: ask for an eps above that{why}"
+        f"eps is {eps:g}, and the smallest that {name} reaches is {least:.5g}, at"
+        f" {free} = {math.exp(x):.4g}: ask for a larger eps{why}"
     )
 
 

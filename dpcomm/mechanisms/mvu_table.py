@@ -54,7 +54,7 @@ class Table:
         if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2 or (p <= 0).any():
             raise ValueError(
                 f"rows has shape {p.shape} and a least entry of {p.min():.2g}; it must"
-                f" have a row an input, {a.size} probabilities above 0 each: drop unused symbols"
+                f" have one row per input, {a.size} probabilities above 0 each: drop unused symbols"
             )
         allowed = self.eps * _distances(len(p), self.constraint)
         excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)

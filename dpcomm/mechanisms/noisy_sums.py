@@ -89,7 +89,7 @@ def sampling_rate(
     if cohort > n_clients or (sampling == "none" and cohort < n_clients):
         raise ValueError(
             f"cohort is {cohort} of {n_clients} clients and sampling is"
-            f" {shown(sampling)}: pass as many, or a smaller cohort and its sampling"
+            f" {shown(sampling)}: pass cohort = n_clients, or a cohort with its sampling"
         )
     return 1.0 if sampling == "none" else cohort / n_clients
 
@@ -193,7 +193,7 @@ EXACT = (
     "safe to deploy: clipped, summed and hidden in whole numbers, with exact discrete"
     " noise"
 )
-INEXACT = "simulation only: noise in floating point shows in single bits"
+INEXACT = "simulation only: noise in floating point leaks through its lowest bits"
 
 
 class Central(NoisySum):
@@ -315,8 +315,8 @@ class Central(NoisySum):
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscshare
 CLAIMED = "zero-out", "replace"  # a client that leaves takes a share of noise along
 HIDDEN = (
-    "holds against those who see the models and not the cohorts; the server of a secure"
-    " aggregation knows who took part"
+    "holds against those who see the models and not the cohorts; the server of a"
+    " secure aggregation knows who took part"
 )
 
 
@@ -346,7 +346,7 @@ class Summed(NoisySum):
     @property
     def deployment_note(self):
         if self.sigma is None:
-            return "simulation only: without noise nothing is private"
+            return "simulation only: without noise there is no privacy"
         shares = f"exact {self.noise_name} shares"
         return f"safe to deploy under secure aggregation: whole numbers and {shares}"
 
@@ -410,8 +410,8 @@ class Summed(NoisySum):
         if check_between("n", n, 1) >= self.honest or not self.relations:
             return n
         text = (
-            f"{n} clients are in the sum; the guarantee counts on {self.honest} shares of"
-            " noise: throw the sum away and start a new session"
+            f"{n} clients are in the sum; the guarantee counts on {self.honest} shares"
+            " of noise: discard the sum and start a new session"
         )
         raise BelowThreshold(text, SERVER, UNMASK)
 
@@ -517,9 +517,9 @@ def _refuse(mechanism: Summed, relation: str, sampling: str) -> None:
     # no normal noise represents the shares, or no theorem covers the draw
     raise ValueError(
         f"n_clients is {mechanism.n_clients}, relation is {shown(relation)} and sampling"
-        f" is {shown(sampling)}; with so little noise per client only the Rényi curve"
-        " is available, and no Rényi curve covers a fixed cohort, or a swap in a drawn"
-        " one: use accountant='pld', sampling='none', fewer clients, or more noise"
+        f" is {shown(sampling)}; with so little noise per client there is only a Rényi"
+        " curve, for neither cohorts of a fixed size nor 'replace' under sampling: use"
+        " accountant='pld', sampling='none', fewer clients, or more noise"
     )
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscsketc

@@ -378,7 +378,7 @@ def check_everyone(sampling: str) -> str:
     if sampling != "none":
         raise ValueError(
             f"sampling is {shown(sampling)}; the server sees who sends, so sampling"
-            " amplifies nothing: use sampling='none'"
+            " adds no privacy: use sampling='none'"
         )
     return sampling
 

@@ -20,15 +20,15 @@ RELATIONS = {
     "replace": "one {unit} is swapped for another",
     "zero-out": "one {unit}'s contribution is set to zero",
     "null-slot": (
-        "each slot holds a null message or, by chance, the {unit}'s, against null"
-        " messages only"
+        "each message is by chance the {unit}'s, otherwise a null message (one"
+        " without data); compared with null messages only"
     ),
-    "poisson-null": "one {unit}'s messages are null messages instead",
+    "poisson-null": ("one {unit}'s messages become null messages (without data)"),
     "local": "one {unit}'s input changes arbitrarily",
 }
 SAMPLINGS = {
-    "none": "nothing is gained from who takes part",
-    "poisson": "each takes part independently with one probability",
+    "none": "sampling adds no privacy",
+    "poisson": "each takes part independently with the same probability",
     "fixed": "a fixed number is drawn without replacement",
     "replacement": "a fixed number is drawn with replacement",
 }
@@ -39,9 +39,9 @@ SCOPES = {"per-round": "for one round", "total": "for the whole run"}
 # %% ../../nbs/foundations/guarantee.ipynb #3d9e75p3
 TRUSTS = {
     "local": "the server sees every message",
-    "shuffler": "the server sees each round's messages, not whose they are",
+    "shuffler": "the server sees each round's messages, but not who sent them",
     "secagg": "the server sees sums only",
-    "central": "the server is trusted and only its models are seen",
+    "central": "the server is trusted; others see only its models",
 }
 NORMAL = ("local", "secagg", "central")  # trusts under which normal noise is accounted
 
@@ -177,10 +177,10 @@ PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
 WHY = {
     "central": "no bound is implemented",
     "secagg": (
-        "the server knows its cohort, and a client that leaves takes its share of the noise along"
+        "the server knows its cohort, and a client that leaves removes its share of the noise"
     ),
     "local": "the server sees who sends",
-    "shuffler": "messages hide among a number of others that is known",
+    "shuffler": "messages hide among a known number of others",
 }
 
 # %% ../../nbs/foundations/guarantee.ipynb #f7308929

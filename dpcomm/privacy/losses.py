@@ -130,8 +130,8 @@ def gaussian_losses(
     if group > 1 and not (coins or sampling == "none"):
         raise ValueError(
             f"group is {group}; with sampling = {shown(sampling)} and relation ="
-            f" {shown(relation)} no pair of a group is proved: use 'poisson' with"
-            " 'add-remove' or 'zero-out', or 'none' with the rounds that a client is in"
+            f" {shown(relation)} no bound for groups is proved: use 'poisson' with"
+            " 'add-remove' or 'zero-out', or 'none' with the rounds of one client"
         )
     if hidden:
         pairs = gaussian_pairs(1 / sigma, q, relation, sampling, draws, group)
@@ -159,8 +159,8 @@ def _check_draws(draws, q, sampling):
         return None
     if check_between("draws", draws, 1, 2**31) <= q:
         raise ValueError(
-            f"draws is {draws} with q = {q:g}, a federation of one client: use"
-            " sampling='none', and count every draw as a round"
+            f"draws is {draws} with q = {q:g}, that is, a federation of one client:"
+            " use sampling='none', and count every draw as a round"
         )
     return int(draws)
 
@@ -343,7 +343,7 @@ def _by_renyi(releases, delta, about, why):
     made = guarantee_from_rdp(ORDERS, curve, delta, "balle", **about | dict(note=note))
     if made.eps == math.inf:
         raise ValueError(
-            f"delta is {shown(delta)}; no epsilon is proved at it, since {why}: raise delta"
+            f"delta is {shown(delta)}; no epsilon is proved for it, since {why}: raise it"
         )
     return made
 

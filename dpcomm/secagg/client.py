@@ -78,18 +78,18 @@ def check_directory(setup: Setup, directory: dict) -> None:
     for i in (*range(setup.n_clients), SERVER):
         key = directory.get(i)
         if not isinstance(key, bytes) or len(key) != 32:
-            text = "the directory holds no 32-byte key for it: enrol it"
+            text = "the directory has no 32-byte key for it: register it"
             raise BadKey(text, i, ADVERTISE)
         if key in seen:
-            text = f"the directory holds the key of {party_name(seen[key])} for it too"
-            raise BadKey(f"{text}: enrol it again", i, ADVERTISE)
+            text = f"the directory has the key of {party_name(seen[key])} for it"
+            raise BadKey(f"{text}: register its own key", i, ADVERTISE)
         seen[key] = i
 
 
 def check_bundle(setup: Setup, i: int, body: bytes, seen: dict) -> None:
     "Refuse other public parameters and repeated keys; both keys are added to `seen`."
     if len(body) != BUNDLE_SIZE:
-        text = f"its key bundle has {len(body)} bytes; {BUNDLE_SIZE} are due: drop it"
+        text = f"its key bundle has {len(body)} bytes, not {BUNDLE_SIZE}: drop it"
         raise Damaged(text, i, ADVERTISE)
     if body[64:] != setup.digest:
         text = "its public parameters or support differ from ours: compare them"
@@ -97,9 +97,7 @@ def check_bundle(setup: Setup, i: int, body: bytes, seen: dict) -> None:
     box, pair = body[:32], body[32:64]
     first = i if box == pair else seen.get(box, seen.get(pair))
     if first is not None:
-        text = (
-            f"it sent a key that {party_name(first)} sent too: one copied it, drop it"
-        )
+        text = f"it sent the same key as {party_name(first)}: drop it"
         raise BadKey(text, i, ADVERTISE)
     seen.update({box: i, pair: i})
 
@@ -246,8 +244,8 @@ def ring_words(setup: Setup, vector, me: int) -> np.ndarray:
     x, top, largest = np.asarray(vector), setup.ring.modulus - 1, setup.largest
     text = None
     if x.shape != (setup.d,) or x.dtype.kind not in "iu":
-        text = f"its vector is {x.dtype} of shape {x.shape}; ({setup.d},) whole numbers"
-        text += " are due: encode it first"
+        text = f"its vector is {x.dtype} of shape {x.shape}; it must be integers of"
+        text += f" shape ({setup.d},): encode it first"
     elif x.min() < 0 or x.max() > top:
         text = f"an entry lies outside the ring, 0..{top}: wrap or encode the vector"
     elif largest is not None:
@@ -327,7 +325,7 @@ class Client(Party):
         """
         with self.lock:
             if self.step:
-                text = "it has started already: make a new client"
+                text = "it has already started: create a new client"
                 raise Replay(text, self.me, ADVERTISE)
             return self._reply(self._advertise())
 
@@ -430,7 +428,7 @@ class Client(Party):
         for i, keys in {self.me: self.keys, **bundles}.items():
             check_bundle(setup, i, keys, seen)
         if len(bundles) < setup.threshold:
-            text = f"{len(bundles)} of its neighbours sent keys; {setup.threshold} must"
+            text = f"{len(bundles)} neighbours sent keys, {setup.threshold} are needed"
             raise BelowThreshold(f"{text}: nothing is shared", self.me, SHARE)
         return bundles
 
@@ -480,7 +478,7 @@ class Client(Party):
         "Open the shares, and name those whose are no good. [Atapoor et al. 2023]"
         dealt = unpack_records(body, FORWARDED_SIZE, self.share_keys, SERVER, SHARE)
         if len(dealt) < (t := self.setup.threshold):
-            text = f"{len(dealt)} of its neighbours sent shares; {t} must"
+            text = f"{len(dealt)} of its neighbours sent shares; {t} are needed"
             raise BelowThreshold(f"{text}: no vector is sent", self.me, COMPLAIN)
         self.held = {i: self._opened(i, record) for i, record in dealt.items()}
         return pack_records({i: b"" for i, shares in self.held.items() if not shares})
@@ -508,7 +506,7 @@ class Client(Party):
         setup, me, partners = self.setup, self.me, self.partners
         survivors, dropouts = client_sets(setup, body, 2, MASKED)
         if me not in survivors:
-            text = f"client {me} sent its vector and is no survivor: nothing is signed"
+            text = f"client {me} sent its vector, but is not listed: nothing is signed"
             raise Inconsistent(text, SERVER, MASKED)
         strangers = (set(self.neighbours) - partners) & survivors
         if strangers or not partners <= survivors | dropouts:
@@ -527,7 +525,7 @@ class Client(Party):
             route = CHECK, i, SERVER
             check_signature(setup, self.directory, route, self.lists, signature)
         if len(signed) < (need := setup.signatures - (me in members)):
-            text = f"{len(signed)} others signed the lists; {need} must"
+            text = f"{len(signed)} others signed the lists; {need} are needed"
             raise BelowThreshold(f"{text}: nothing is revealed", me, UNMASK)
         holding = [i for i in sorted(self.partners) if self.held[i]]
         shares = {i: self.held[i][i not in self.survivors] for i in holding}

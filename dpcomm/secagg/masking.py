@@ -53,7 +53,7 @@ CURVE = 2**255 - 19  # coordinates of X25519 are taken modulo this prime
 
 def agree(private: X25519PrivateKey, public: bytes, owner: int, step: int) -> bytes:
     "X25519; keys that force a result are refused by BadKey. [RFC 7748]"
-    wrong = BadKey("its X25519 key is no key: drop this client", owner, step)
+    wrong = BadKey("its X25519 key is not valid: drop this client", owner, step)
     if int.from_bytes(public, "little") >= CURVE:
         raise wrong
     try:

@@ -106,9 +106,9 @@ class Setup:
             value = getattr(self, name)
             if not isinstance(value, bytes) or len(value) != (size or len(value)):
                 raise ValueError(
-                    f"{name} is {shown(value)}; it must be bytes, a session's 16: pass"
-                    " a fresh os.urandom(16) that every party trusts, or a hash of the"
-                    " agreed support"
+                    f"{name} is {shown(value)}; it must be bytes (16 for a session):"
+                    " pass a fresh os.urandom(16) that every party trusts, or a hash"
+                    " of the agreed support"
                 )
         most = self.ring.modulus // 2 - 1
         if self.largest is not None:
@@ -209,12 +209,12 @@ def check_survivors(setup: Setup, alive, owners, step: int, refused=()) -> None:
     short = min(owners, key=lambda i: (left[i], i), default=None)
     text, who = "", SERVER
     if len(alive) < setup.quorum:
-        text = f"{len(alive)} clients are left; {setup.quorum} must be"
+        text = f"{len(alive)} clients are left; {setup.quorum} are needed"
     elif step <= MASKED and not surely_connected(setup, alive):
-        text = "the graph of those left may fall apart"
+        text = "the graph of the remaining clients may be disconnected"
     elif short is not None and left[short] < setup.threshold:
         text, who = f"{left[short]} of its neighbours are left", short
-        text += f"; {setup.threshold} must be"
+        text += f"; {setup.threshold} are needed"
     if text:
         raise BelowThreshold(f"{text}: start a new session", who, step)
 
@@ -286,7 +286,7 @@ def deal(
 
 def check_dealing(setup: Setup, owner: int, keys: bytes, dealt: Dealing) -> int:
     "Does the mask key's line pass through the advertised key? Returns e. [Schnorr 1989]"
-    wrong = BadShare("its shares are not those of its key: drop it", owner, SHARE)
+    wrong = BadShare("its shares do not belong to its key: drop it", owner, SHARE)
     e = challenge(setup, owner, keys, dealt.start, dealt.hashes)
     key = agree(X25519PrivateKey.from_private_bytes(e), keys[32:64], owner, SHARE)
     try:
@@ -324,7 +324,7 @@ def check_signature(
         key = Ed25519PublicKey.from_public_bytes(directory[sender])
         key.verify(signature, signed_content(setup, route, body))
     except (InvalidSignature, ValueError):
-        text = "the signature is not made with its key in the directory"
+        text = "the signature does not match its key in the directory"
         raise BadSignature(f"{text}: drop the message", sender, step) from None
 
 
@@ -341,12 +341,12 @@ def unseal(setup: Setup, directory: dict, data: bytes, route: tuple) -> bytes:
     said, names = HEAD.unpack_from(payload), ("session", "round", "sender", "receiver")
     pairs = zip(names, said, (setup.session, *route))
     if wrong := [name for name, one, due in pairs if one != due]:
-        text = f"another {' and '.join(wrong)} is due now: drop the message"
+        text = f"it has another {' and '.join(wrong)} than expected: drop it"
         raise Replay(text, sender, step)
     body, signature = payload[HEAD.size : -SIGNATURE_SIZE], payload[-SIGNATURE_SIZE:]
     check_signature(setup, directory, route, body, signature)
     if (message.d, message.fingerprint) != (setup.d, setup.fingerprint):
-        text = "it was made with other public parameters or another support"
+        text = "it was made with other public parameters or a different support"
         raise SupportMismatch(f"{text}: compare them", sender, step)
     return body
 
@@ -354,7 +354,7 @@ def unseal(setup: Setup, directory: dict, data: bytes, route: tuple) -> bytes:
 def unpack_records(body: bytes, size: int, allowed, sender: int, step: int) -> dict:
     "Cut a list of records, each led by an id; strangers and repetitions are refused."
     if len(body) % (4 + size):
-        text = f"{len(body)} bytes are no whole number of records of {4 + size}"
+        text = f"{len(body)} bytes cannot be records of {4 + size} bytes each"
         raise Damaged(f"{text}: drop the message", sender, step)
     cut = [body[at : at + 4 + size] for at in range(0, len(body), 4 + size)]
     ids = [int.from_bytes(record[:4], "little") for record in cut]
@@ -380,7 +380,7 @@ def client_sets(setup: Setup, body: bytes, count: int, step: int) -> list:
     "Read `count` disjoint sets: what the server says about who is in and who is out."
     size = -(-setup.n_clients // 8)
     if len(body) != count * size:
-        text = f"the lists have {len(body)} bytes; {count * size} are due"
+        text = f"the lists have {len(body)} bytes; they must have {count * size}"
         raise Damaged(f"{text}: nothing is sent", SERVER, step)
     rows = np.frombuffer(body, np.uint8).reshape(count, size)
     flags = np.unpackbits(rows, axis=1, bitorder="little")

@@ -137,9 +137,9 @@ class Server(Party):
             if self.step == len(ROUNDS):
                 text = "the session is over: drop the message"
             elif client in self.inbox:
-                text = "its message of this round is here already: drop this one"
+                text = "its message of this round has already arrived: drop this one"
             elif client not in self.alive:
-                text = "it is not invited, expelled or has dropped out: drop it"
+                text = "it was not invited, was expelled or dropped out: drop it"
             if text:
                 raise Replay(text, client, step)
             body = unseal(self.setup, self.directory, data, (step, client, SERVER))
@@ -211,7 +211,7 @@ class Server(Party):
         size, due = ELEMENT_SIZE * (1 + 2 * t), self._near(client, self.advertised)
         records = unpack_records(body[size:], DEALT_SIZE, due, client, SHARE)
         if len(records) < len(due):
-            text = f"it sent {len(records)} records; {len(due)} are due: drop it"
+            text = f"it sent {len(records)} records; it must send {len(due)}: drop it"
             raise BadShare(text, client, SHARE)
         hashes = {j: record[SEALED_SIZE:] for j, record in records.items()}
         numbers = unpack_elements(body[ELEMENT_SIZE:size])
@@ -231,14 +231,14 @@ class Server(Party):
         "Add it to the total at once."
         setup = self.setup
         if len(body) != (due := -(-setup.d * setup.ring.bits // 8)):
-            text = f"its vector has {len(body)} bytes; {due} are due: drop it"
+            text = f"its vector has {len(body)} bytes; it must have {due}: drop it"
             raise Damaged(text, client, MASKED)
         self.total += unpack_words(body, setup.ring.bits, setup.d, setup.word)
 
     def _accept_check(self, client: int, body: bytes) -> None:
         "It saw the lists that were sent. [Bonawitz et al. 2017, Fig. 4]"
         if body != self.lists:
-            text = "it signed other lists than were sent: drop it"
+            text = "it signed lists that differ from those sent: drop it"
             raise Inconsistent(text, client, CHECK)
 
     def _accept_unmask(self, client: int, body: bytes) -> dict:
@@ -247,7 +247,7 @@ class Server(Party):
         due = {i for i in near if (i, client) not in self.refused}
         records = unpack_records(body, ELEMENT_SIZE, due, client, UNMASK)
         if len(records) < len(due):
-            text = f"it sent {len(records)} shares; {len(due)} are due: drop it"
+            text = f"it sent {len(records)} shares; it must send {len(due)}: drop it"
             raise BadShare(text, client, UNMASK)
         shares = {i: unpack_elements(data)[0] for i, data in records.items()}
         for i, value in shares.items():
@@ -300,7 +300,7 @@ class Server(Party):
         setup, members = self.setup, set(committee(self.setup))
         signed = {j: self.inbox[j][1] for j in here if j in members}
         if len(signed) < setup.signatures:
-            text = f"{len(signed)} of the committee signed; {setup.signatures} must"
+            text = f"{len(signed)} members signed; {setup.signatures} are needed"
             raise BelowThreshold(f"{text}: start a new session", SERVER, CHECK)
         some, mail = list(signed)[: setup.signatures + 1], {}
         for i in here:
@@ -329,7 +329,7 @@ class Server(Party):
         if i in self.survivors:
             own, context = pack_elements((secret,)), (setup.session, MASKED, i, i)
             return [(derive_key(own, b"own mask", 16, *context), True)]
-        text = "the shares of its mask key give another one back: go on without it"
+        text = "the shares of its mask key reconstruct another key: continue without it"
         wrong, sent, masks = BadShare(text, i, SHARE), bundles[i][32:64], []
         try:
             private = X25519PrivateKey.from_private_bytes(private_from_scalar(secret))

@@ -218,7 +218,7 @@ def graph_parameters(
     limit = ": corrupt + 2 * dropout must stay below 1" if malicious else ""
     raise ValueError(
         f"dropout is {dropout} and corrupt {corrupt}; no graph of {n} clients"
-        f" tolerates both{limit}: lower these rates, or invite more clients"
+        f" tolerates both rates{limit}: lower these rates, or invite more clients"
     )
 
 # %% ../../nbs/secagg/session.ipynb #44800d90

@@ -201,7 +201,7 @@ def close_round(server: Server, cohort, messages) -> Server:
     if len(cohort) != len(messages) or {*cohort} - {*range(server.n_clients)}:
         raise ValueError(
             f"cohort is {shown(cohort)}; it must name one of {server.n_clients} clients"
-            f" for each of {len(messages)} messages: send to whom it belongs"
+            f" for each of {len(messages)} messages: pass the sender of each"
         )
     agreement, now = server.agreement, server.state.round
     unwrap = agreement.mechanism.unwrap
@@ -313,8 +313,8 @@ def receive(replica: Replica, packet: Packet) -> State:
     state = deepcopy(packet.state) if whole else _replayed(replica, packet)
     if state is None or state.digest != packet.digest:
         raise ValueError(
-            f"packet of rounds {packet.since} to {packet.until} does not lead this replica,"
-            f" at {done}, to the server's state: one of them missed a message, or the"
+            f"packet of rounds {packet.since} to {packet.until} does not bring this replica,"
+            f" at round {done}, to the server's state: one of them missed a message, or the"
             " machines round differently; ask the server with full=True"
         )
     replica.state = state

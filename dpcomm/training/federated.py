@@ -69,12 +69,12 @@ def _mismatches(promise, config, n_clients, rounds, mechanism, unit, visits):
     drawn, cohort = config.sampling, config.cohort
     twice, trusts = cohort if drawn == "replacement" else 1, list(TRUSTS)
     if drawn == "poisson" and mechanism is not None and mechanism.summed:
-        why = "a Poisson cohort may bring fewer shares of noise than it counts on"
+        why = "a Poisson cohort may bring fewer noise shares than the guarantee needs"
         yield "shares", why
     if promise.sampling == "none":
         counted = visits is not None and promise.trust == "local"
         if twice > 1 and not counted:
-            why = "a client may come twice in a round, drawn with replacement"
+            why = "a client may be drawn twice in a round, with replacement"
             yield "sampling", why
         if promise.relation == "add-remove" and drawn == "fixed" and cohort < n_clients:
             why = "a client that joins changes who else is in a cohort of fixed size"
@@ -85,18 +85,18 @@ def _mismatches(promise, config, n_clients, rounds, mechanism, unit, visits):
         why = f"its sampling is {shown(promise.sampling)}, the run's is {shown(drawn)}"
         yield "sampling", why
     elif drawn != "poisson" and visits is not None and visits < config.rounds * twice:
-        why = "who has had its turns is left out"
-        yield "sampling", f"{why}, so that a draw depends on earlier ones"
+        why = "clients that have used up their visits are left out"
+        yield "sampling", f"{why}, so a draw depends on earlier ones"
     if promise.relation in NULL:
         yield "neighbours", NULL[promise.relation]
     if promise.scope == "total" and promise.rounds != rounds:
-        yield "", f"it is about {promise.rounds} rounds, the run about {rounds}"
+        yield "", f"it covers {promise.rounds} rounds, and the run counts {rounds}"
     same = math.isclose(promise.q or 0, cohort / n_clients, rel_tol=1e-9)
     if promise.sampling != "none" and not same:
         run = f"{cohort} of {n_clients}"
         yield "", f"its rate q is {shown(promise.q)}, the run's is {run}"
     if promise.unit not in (unit, "message"):
-        yield "", f"it protects one {promise.unit}, the run one {unit}"
+        yield "", f"it protects one {promise.unit}, and the run protects one {unit}"
     if mechanism is None:
         return
     if trusts.index(promise.trust) < trusts.index(mechanism.trust):
@@ -104,7 +104,7 @@ def _mismatches(promise, config, n_clients, rounds, mechanism, unit, visits):
         yield "", f"its trust is {shown(promise.trust)}, and {only}"
     if mechanism.summed and cohort < mechanism.honest:
         fix = f"{mechanism.honest}: build the mechanism for n_clients={cohort}"
-        yield "", f"{cohort} clients send a share of noise, and it counts on {fix}"
+        yield "", (f"{cohort} clients send noise, and the guarantee needs {fix}")
 
 
 PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of that run
@@ -259,7 +259,7 @@ def _ready(task, t, metrics, device, advance):
     if advance is one_round:
         engine, why = pick_engine(config.engine, model, device, data, loss, part)
         if why and isinstance(model, nn.Sequential):
-            print(f"engine '{engine}' trains this model, a slower one: {why}")
+            print(f"this model is trained by the slower engine '{engine}': {why}")
         config = replace(config, engine=engine)
     return replace(task, model=model, federation=federation, config=config, loss=loss)
 
@@ -269,8 +269,8 @@ def _fewer_steps(task):
     sizes = np.asarray(getattr(task.federation, "sizes", ()) if steps > 1 else ())
     few = int((sizes <= (steps - 1) * batch).sum())
     return (
-        f"steps is {steps}, at most: {few:,} of {len(sizes):,} clients have fewer batches"
-        f" of {batch} examples, and take one step a batch" * (few > 0)
+        f"steps is {steps}, at most: {few:,} of {len(sizes):,} clients have fewer"
+        f" batches of {batch} examples, and take one step per batch" * (few > 0)
     )
 
 
@@ -280,8 +280,8 @@ def _last_round(promised, rounds, most):
     check_number("max_epsilon", most, "(0, inf)")
     if promised is None:
         raise ValueError(
-            "max_epsilon is given without a guarantee to check: pass deployment or"
-            " guarantee as well"
+            "max_epsilon needs a guarantee to check: pass deployment or guarantee as"
+            " well"
         )
     last = bisect_right(range(1, rounds + 1), most, key=lambda t: promised(t).eps)
     if not last:
@@ -292,13 +292,13 @@ def _last_round(promised, rounds, most):
     return last
 
 
-NO_PRIVACY = "no privacy: mechanism {} guarantees nothing, and epsilon is infinite"
+NO_PRIVACY = "no privacy: mechanism {} gives no guarantee (epsilon is infinite)"
 
 
 class Plain(Mechanism):
     "Sends the update as it is, 32 bits a weight."
 
-    name, deployment_note = "none", "simulation only: messages hide nothing"
+    name, deployment_note = "none", "simulation only: messages are not private"
 
     def __repr__(self):
         return "Plain()"
@@ -318,7 +318,7 @@ def _interruptible(saved):
         if asked:
             raise KeyboardInterrupt
         asked.append(True)
-        print("\nfinishing the round; ^C again stops at once", file=sys.stderr)
+        print("\nfinishing this round; press ^C again to stop at once", file=sys.stderr)
 
     here = threading.current_thread() is threading.main_thread()
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -505,7 +505,7 @@ def simulate(
         )
     if eps is not None and (guarantee or max_epsilon or adaptive):
         raise ValueError(
-            "eps is inf, and guarantee, max_epsilon and adaptive are about privacy: leave them out"
+            "eps is inf, and guarantee, max_epsilon and adaptive need privacy: leave them out"
         )
     if resume and not checkpoint:
         raise ValueError("resume is True, and there is no checkpoint: pass one")
@@ -572,7 +572,7 @@ def simulate(
         )
     if run.round == last < task.config.rounds:
         print(
-            f"stopped after {last:,} of {task.config.rounds:,} rounds: the next would bring"
+            f"stopped after {last:,} of {task.config.rounds:,} rounds: the next would raise"
             f" epsilon to {promised(last + 1).eps:.4g}, and max_epsilon is {max_epsilon:g}"
         )
     return run

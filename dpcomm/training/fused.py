@@ -235,7 +235,7 @@ def _more_than_layers(model):
         return f"{type(model).__name__} is not a plain sequence of layers"
     for layer in model.modules():
         if any(getattr(layer, name) for name in HOOKS):
-            return f"a hook hangs on {type(layer).__name__}"
+            return f"a {type(layer).__name__} has a hook"
         if {"forward", "__call__"} & {*vars(layer)}:
             return f"a {type(layer).__name__} has a forward of its own"
     return ""
@@ -265,15 +265,15 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     matrices = [layer for layer in model.children() if isinstance(layer, kinds)]
     tensors = {id(p) for layer in matrices for p in layer.parameters()}
     if not matrices:
-        return "no layer has a matrix of weights"
+        return "no layer has a weight matrix"
     if len(tensors) < 2 * len(matrices):
-        return "two of its layers share their weights"
+        return "two of its layers share weights"
     if any(not p.requires_grad or p.dtype in HALF for p in model.parameters()):
-        return "some of its weights are frozen, or of half precision"
+        return "some of its weights are frozen or have half precision"
     single = data is None or isinstance(data.x, Tensor)
     if not single or data and not (data.x.is_floating_point() and data.y.ndim == 1):
         return (
-            "its inputs are several or whole numbers, or its labels no single numbers"
+            "it takes several inputs, or integers, or its labels are not single numbers"
         )
     return ""
 

@@ -60,22 +60,22 @@ def _refused(model):
             continue
         if getattr(layer, "running_mean", None) is not None:
             yield (
-                f"{kind} keeps running averages of its clients' data, which no message"
-                " carries and no noise hides: use GroupNorm, which"
-                " opacus.validators.ModuleValidator.fix(model) puts in its place, or freeze"
-                " the layer with its averages by layer.eval().requires_grad_(False)"
+                f"{kind} keeps running averages of its clients' data, which messages"
+                " do not include and noise does not hide: use GroupNorm, as"
+                " opacus.validators.ModuleValidator.fix(model) does, or freeze the"
+                " layer with its averages by layer.eval().requires_grad_(False)"
             )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             yield f"{kind} mixes the examples of a batch: use GroupNorm"
     for name, p in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(p):
-            yield f"{shown(name)} has no shape yet: call the model on a batch once"
+            yield f"{shown(name)} has no shape yet: call the model on one batch first"
         if p.device.type == "meta":
-            yield f"{shown(name)} holds no numbers: build the model on a CPU"
+            yield f"{shown(name)} has no values: build the model on a CPU"
         if p.is_complex() or p.requires_grad and p.dtype not in FLOATS:
             yield (
                 f"{shown(name)} is {p.dtype}; weights must be float16, bfloat16, float32 or"
-                " float64: hold the real and the imaginary part apart, or convert it"
+                " float64: convert it, or keep real and imaginary parts as two parameters"
             )
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             yield (
@@ -129,7 +129,7 @@ def as_function(model: nn.Module, w: Tensor, training: bool):
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise Misfit(
             f"{type(model).__name__} cannot be copied ({told(error)}), and training"
-            " uses a copy: do not store computed tensors in the model; after pruning,"
+            " needs a copy: do not store computed tensors in the model; after pruning,"
             " call torch.nn.utils.prune.remove; weight_norm is in nn.utils.parametrizations"
         ) from error
     still = [layer for layer in module.modules() if _frozen_norm(layer)]
@@ -517,8 +517,8 @@ def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
     if gap <= (0.02 if coarse else 1e-4) * size + 1e-12 or not np.isfinite(size):
         return ""
     return (
-        f"its first step on a batch is {gap / max(size, 1e-12):.2g} of its length away from"
-        " the plain loop's"
+        f"its first step on a batch is {gap / max(size, 1e-12):.2g} of its length away"
+        " from that of the plain loop"
     )
 
 

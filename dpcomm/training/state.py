@@ -71,7 +71,7 @@ class Config(Named):
             check_between(name, getattr(self, name), 1, 2**32)
         if self.steps is not None:
             check_between("steps", self.steps, 1)
-            check_between("epochs, beside steps,", self.epochs, 1, 1)
+            check_between("epochs, together with steps,", self.epochs, 1, 1)
         for name in ("lr", "server_lr", "adam_eps"):
             check_number(name, getattr(self, name), "(0, 3e38]")
         check_number("momentum", self.momentum, "[0, 1)")
@@ -390,7 +390,7 @@ def try_place(path) -> None:
     path = Path(path)
     if path.is_dir() or "\0" in str(path):
         raise IsADirectoryError(
-            f"checkpoint is {shown(str(path))}, a folder or no name: name a file"
+            f"checkpoint is {shown(str(path))}, not a file's name: name a file"
         )
     trial = path.with_name(f".{path.name}.{os.getpid()}.trial")
     atomic_write(trial, b"").unlink()

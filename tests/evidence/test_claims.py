@@ -116,9 +116,9 @@ def test_no_row_is_lost_and_no_disagreement_grouped(paper):
         keys = [paper_tables.in_words(c.key) for c in paper_tables.cells(paper, table)]
         assert sorted(rows) == sorted(keys)
         for what, group in named.items():
-            cells = "1 cell: " if len(group.rows) == 1 else f"{len(group.rows)} cells: "
+            cells = f"{(n := len(group.rows))} number{'s' * (n > 1)}: "
             assert what.startswith(cells) and (len(group.rows) > 2 or "not run" in what)
-            word = re.search(r"cells?: . ([a-z ]+)", what)[1]
+            word = re.search(r"numbers?: . ([a-z ]+)", what)[1]
             assert word in claims.GROUPED, what
         for row in alone.rows:
             for number in map(int, re.findall(r"\[(\d+)\]", row[4])):

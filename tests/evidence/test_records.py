@@ -257,7 +257,7 @@ def test_a_line_without_a_hash_is_read_from_runs_and_not_from_the_package(
     path = records.append(ours, *found)
     assert records.read(path) == found and path.read_text().count('"sha256":') == 2
     written(ours, records.to_line(record(0)), line(seed=1))
-    with pytest.raises(ValueError, match="line 2: it has no hash of itself"):
+    with pytest.raises(ValueError, match="line 2: it has no hash"):
         records.load("dprec")
 
 

@@ -61,7 +61,7 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("run dprec-mnist --device gpu", "did you mean 'cpu'"),
         ("run dprec-mnist -p scale=full", "say --scale instead"),
         ("audit gaussian --seed -1", "is not a whole number from 0"),
-        ("flower new {out}/numpy", "is a word of Python or an installed package"),
+        ("flower new {out}/numpy", "is a Python keyword or an installed package"),
         ("run dprec-mnist --out nbs/here", "nbs/"),
         ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only is 'typo'; it must be one of"),
@@ -96,9 +96,9 @@ def test_an_interruption_names_the_command_that_goes_on(monkeypatch, capsys, tmp
     monkeypatch.setattr(runs, "run_grid", stopped)
     monkeypatch.setattr("dpcomm.privacy.audit.ceiling", stopped)
     code, shown = said(f"run dprec-mnist -p lr=1 --out {tmp_path}", capsys)
-    assert f"-mnist -p lr=1 --out {tmp_path} --resume` goes on" in shown.err
+    assert f"-mnist -p lr=1 --out {tmp_path} --resume`" in shown.err
     code, shown = said(f"run dprec-mnist --resume --out {tmp_path}", capsys)
-    assert f"`dpcomm run dprec-mnist --resume --out {tmp_path}` goes on" in shown.err
+    assert f"with `dpcomm run dprec-mnist --resume --out {tmp_path}`" in shown.err
     assert code == 130 and len(shown.err.splitlines()) == 2
     assert said("audit rec", capsys)[1].err == "dpcomm: interrupted\n"
 
@@ -136,7 +136,7 @@ def test_a_run_prints_its_table_and_names_its_files(tmp_path, capsys, monkeypatc
     code, shown = said(words, capsys)
     assert code == 0 and f"report {tmp_path / 'page.html'}" in shown.out
     place, first, *_ = shown.err.splitlines()
-    assert place == f"records and pages go to {tmp_path}"
+    assert place == f"writing records and pages to {tmp_path}"
     assert first == "linear.eps3.rec, seed 0  accuracy, %: 12.5"
     code, shown = said(f"{words} --json", capsys)
     found = json.loads(shown.out)
@@ -238,7 +238,7 @@ def test_no_clock_lets_a_merge_replace_what_stands(tmp_path, committed, capsys):
         code, shown = said(f"merge {mine}", capsys)
         assert code == 0 and shown.out.endswith("1 new records\n")
         told = f"cnn.eps3.rec, seed 0: final.accuracy is 88.2 and {99.9 - i}; the first"
-        assert f"{told} stands; its code is not recorded" in shown.out
+        assert f"{told} stays, its code unrecorded" in shown.out
         found = records.current(records.read(path)).values()
         assert [r.final["accuracy"] for r in found] == [88.2]
 
@@ -255,7 +255,7 @@ def test_tables_fit_the_terminal(width, monkeypatch, capsys):
 @tabled(
     "outcome, code, says",
     [
-        ({}, 0, "records go to"),
+        ({}, 0, "writing records to"),
         (dict(late=["x"]), 3, "1 runs are left"),
         (FAILED, 1, "x.full/k.seed0 failed: why"),
     ],

@@ -220,7 +220,7 @@ def test_a_run_may_need_another_seed_and_another_experiment(monkeypatch, tmp_pat
 
 def test_a_cell_that_was_not_planned_is_refused(made, tmp_path):
     made.does["rec"] = lambda run, seed, **how: dict(cells={FED: [1.0, "percent"]})
-    with pytest.raises(ValueError, match=f"its grid does not list {FED}"):
+    with pytest.raises(ValueError, match=f"{FED} is not a cell of its grid"):
         made.execute("rec", 0, tmp_path)
     assert stored(tmp_path) == []
 
@@ -297,8 +297,8 @@ def test_records_go_where_the_user_stands_and_the_place_is_said(
 ):
     monkeypatch.chdir(tmp_path)
     runs.run_grid("made-up", "full", (0,), only="rec")
-    assert (
-        capsys.readouterr().out.splitlines()[0] == f"records go to {tmp_path / 'runs'}"
+    assert capsys.readouterr().out.splitlines()[0] == (
+        f"writing records to {tmp_path / 'runs'}"
     )
     assert (tmp_path / "runs" / "dprec" / "made_up.full.jsonl").is_file()
 
@@ -338,7 +338,7 @@ def test_a_changed_run_has_a_key_of_its_own_and_no_cell(tmp_path):
     assert made == [record] and not records.load("dprec", root=tmp_path)
     assert record.key == f"change.eval_every=50,server_lr=0.03.{KEY}"
     assert record.cells == {} and record.config["server_lr"] == 0.03
-    assert record.notes == ["changed on trial: eval_every=50,server_lr=0.03"]
+    assert record.notes == ["changed settings: eval_every=50,server_lr=0.03"]
     runs.run_grid(*TRIED, tmp_path, KEY)
     table = runs.change_table("dprec-mnist", made, tmp_path)
     assert [row[0] for row in table.rows] == [record.key, KEY]

@@ -216,7 +216,7 @@ def test_a_failure_leaves_the_others_and_time_ends_a_sweep(monkeypatch, tmp_path
     assert [(j.key, why) for j, why in done.failed.items()] == [
         ("bad", "KeyError: 'a fault'")
     ]
-    assert len(lines) == 4 and "1 done, 2 with rounds left, 1 failed" in lines[-1]
+    assert len(lines) == 4 and "1 done, 2 unfinished, 1 failed" in lines[-1]
     late = sweep.run_here(jobs, tmp_path, end=time.time() - 1, say=lines.append)
     assert late.late == jobs and not late.failed
 

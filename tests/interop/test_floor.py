@@ -66,12 +66,12 @@ def test_a_damaged_floor_allows_nothing(text, tmp_path):
 def test_no_floor_and_one_that_others_may_write_allow_nothing(tmp_path):
     "Nor one in a folder that others may write, who could put another in its place."
     for nothing in (None, "", tmp_path / "floor.toml"):
-        with pytest.raises(floor.Beyond, match="no run is answered without"):
+        with pytest.raises(floor.Beyond, match="a node without one answers no run"):
             floor.read_floor(nothing)
     path = owned(tmp_path)
     for place, mode, usual in ((path, 0o666, 0o600), (tmp_path, 0o777, 0o700)):
         place.chmod(mode)
-        with pytest.raises(floor.Beyond, match="open to other users"):
+        with pytest.raises(floor.Beyond, match="users of this machine can access"):
             floor.read_floor(path)
         place.chmod(usual)
     assert floor.read_floor(path)
@@ -189,7 +189,7 @@ def test_mechanisms_are_built_again_from_the_ledger(tmp_path):
     found = sorted(repr(mechanism) for mechanism, *_ in floor.answered(made).values())
     assert found == sorted(map(repr, cases))
     table = dpcomm.mechanism("imvu", clip_norm=1.0, eps=3.0, table=two_symbols(3.0))
-    with pytest.raises(floor.Beyond, match="cannot be written to the ledger"):
+    with pytest.raises(floor.Beyond, match="cannot be stored in the ledger"):
         floor.claim(made, table, 30, "t", 0)
 
 

@@ -195,11 +195,11 @@ def test_without_a_floor_nothing_is_answered(digits, capsys):
         if kind != "train":
             getattr(app, kind)()(lambda message, context: 1 / 0)
         (said,) = answered(grid, letter(mechanism=BARE, kind=kind))
-        assert "no floor file, and no run is answered" in said
+        assert "no file of limits (floor.toml), and a node" in said
     grid = Grid(client_app(digits, [native.mod(BARE, floor=False)]))
     first, *again = answered(grid, *[sent] * 3)
     assert isinstance(first, bytes) and all("already answered" in s for s in again)
-    assert "a rehearsal without limits or ledger" in capsys.readouterr().err
+    assert "rehearsal without limits or ledger" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("narrow", ["the owner's", "the app's"])
@@ -234,7 +234,7 @@ def test_an_apps_keys_do_not_stand_in_for_the_owners(digits, tmp_path):
     grid = Grid(client_app(digits, mods), settings=lambda node: settings)
     sent = letter(mechanism=used, step=sums.HELLO, nonce=b"n" * sums.NONCE)
     (why,) = answered(grid, sent)
-    assert "needs a secure sum: its keys are named beside the floor" in why
+    assert "needs a secure sum: name the folder with its keys" in why
 
 
 def test_the_ledger_counts_rounds_and_a_round_is_answered_once(digits, tmp_path):
@@ -245,7 +245,7 @@ def test_the_ledger_counts_rounds_and_a_round_is_answered_once(digits, tmp_path)
     assert "already answered" in again
     assert all(isinstance(message, bytes) for message in (first, *others))
     (beyond,) = answered(grid, letter(7, rounds=3))
-    assert "a round beyond its last" in beyond
+    assert "a round after the last one" in beyond
     assert "rounds is 3 on this machine" in answered(grid, letter(1, rounds=40))[0]
     other = letter(1, rounds=3, mechanism=replace(IMVU, eps=0.5))
     changed = client_app(digits, [native.mod(replace(IMVU, eps=0.5), limits(tmp_path))])
@@ -274,7 +274,7 @@ def test_evaluation_and_metrics_leave_only_where_the_file_says_so(digits, tmp_pa
     closed = app()
     for kind in ("evaluate", "query"):
         reply = closed.one(letter(kind=kind))
-        assert "evaluation is refused by this machine's owner" in reply.error.reason
+        assert "this machine does not allow evaluation" in reply.error.reason
     assert not closed.one(letter()).content.metric_records
     opened = app(evaluation=True, metrics=["loss", "num-examples"])
     reply = opened.one(letter(kind="evaluate"))
@@ -298,7 +298,7 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
     grid = Grid(client_app(digits, [native.mod(IMVU, limits(tmp_path))]))
     assert "`$.trains`" in answered(grid, letter(trains=3.5))[0]
     (tmp_path / "claims").chmod(0o777)
-    assert "is open to other users" in answered(grid, letter())[0]
+    assert "other users of this machine can access" in answered(grid, letter())[0]
 
 
 @pytest.mark.parametrize(
@@ -307,13 +307,13 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
         (dict(round=0.5), "`$.round`"),
         (dict(mechanism="Imvu()"), "use the same mechanism on both sides"),
         (dict(trains=["weight", "weight"]), "each name once"),
-        (dict(computation="0123"), "computes something else than this node's"),
+        (dict(computation="0123"), "differs from this node's"),
         (dict(trains=[]), "`$.trains`"),
-        (dict(trains=["another"]), "that 'another' trains: it cannot"),
-        (dict(odd=True), "that 'bias' trains: it cannot"),
+        (dict(trains=["another"]), "lists 'another', which cannot train"),
+        (dict(odd=True), "lists 'bias', which cannot train"),
         (
             dict(odd=True, trains=["running_var"]),
-            "that 'running_var' trains: it cannot",
+            "lists 'running_var', which cannot train",
         ),
     ],
 )
@@ -327,5 +327,5 @@ def test_a_strange_server_gets_a_sentence(change, said, digits, tmp_path):
     assert said in answered(grid, letter(**told))[0]
     bare = letter()
     del bare.content["dpcomm"]
-    assert "dpcomm.interop.flower.Private of this version" in answered(grid, bare)[0]
+    assert "from the same version of dpcomm" in answered(grid, bare)[0]
     assert not [*(tmp_path / "claims").glob("*/7-*")], "nothing is counted"

@@ -213,7 +213,7 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
         (dict(cohort=[*range(7), 99]), "client 99 is not in the directory"),
         (dict(cohort=[1] * 8), "distinct clients"),
         (dict(cohort=[*range(20, 28)]), "client 1 is not in the cohort"),
-        (dict(step=MASKED, entries=7), "vectors of another length"),
+        (dict(step=MASKED, entries=7), "do not have the model's length"),
         (dict(mail=[1]), "`$.mail`"),
         (dict(step=2), "comes too early"),
         (dict(step=-1, nonce=b"short"), "nonce does not have 16 bytes"),

@@ -507,7 +507,7 @@ def test_several_clients_of_one_person_by_the_losses_themselves(group, right):
 
 def test_groups_without_a_proof_are_refused_and_those_that_are_seen_are_not():
     for how in (dict(sampling="fixed"), dict(POISSON, relation="replace")):
-        with pytest.raises(ValueError, match="no pair of a group is proved"):
+        with pytest.raises(ValueError, match="no bound for groups is proved"):
             gaussian_losses(1.0, 0.1, group=2, **how)
     with pytest.raises(ValueError, match="everybody takes part: pass sampling="):
         gaussian_losses(1.1, q=0.01)

@@ -706,13 +706,13 @@ def unlike(p, j, entry):
 
 FIRST, BOTH = "the first neighbour", "survivor and as dropout"
 REFUSALS = [  # played up to, what is done, kind, who is named, round, words
-    (0, forged, BadSignature, 1, 0, "not made with its key"),
-    (1, passed_on(unsigned), BadSignature, FIRST, 0, "not made with its key"),
-    (0, copied(0), BadKey, 1, 0, "client 0 sent too"),
-    (0, copied(1), BadKey, 1, 0, "client 0 sent too"),
+    (0, forged, BadSignature, 1, 0, "does not match its key"),
+    (1, passed_on(unsigned), BadSignature, FIRST, 0, "does not match its key"),
+    (0, copied(0), BadKey, 1, 0, "same key as client 0"),
+    (0, copied(1), BadKey, 1, 0, "same key as client 0"),
     (0, copied(2), BadKey, 1, 0, "client 1 sent too"),
     (0, lambda p: up(p, 1, 0, bundle(p, 1)[:-1]), Damaged, 1, 0, "95 bytes"),
-    (0, other_support(False), SupportMismatch, 4, 0, "another support"),
+    (0, other_support(False), SupportMismatch, 4, 0, "a different support"),
     (0, other_support(True), SupportMismatch, 4, 0, "support differ"),
     (1, passed_on(unlike), SupportMismatch, FIRST, 0, "support differ"),
     (1, lambda p: p.clients[0].receive(reframe(p.mail[0], d=5)), Damaged, SERVER, 0, "4 are exp"),
@@ -732,7 +732,7 @@ REFUSALS = [  # played up to, what is done, kind, who is named, round, words
     (1, some_shares, BadShare, 0, 1, "3 records; 4 are due"),
     (1, lambda p: up(p, 0, 1, b""), BadShare, 0, 1, "0 records"),
     (5, signatures(lambda p, good, j: rest(good)), BelowThreshold, 0, UNMASK, "2 others signed"),
-    (5, signatures(on_other_lists), BadSignature, FIRST, CHECK, "not made with its key"),
+    (5, signatures(on_other_lists), BadSignature, FIRST, CHECK, "does not match its key"),
     (5, signatures(lambda p, good, j: {0: good[j]}), Inconsistent, SERVER, CHECK, "not belong"),
     (4, lambda p: up(p, 1, CHECK, bytes(32)), Inconsistent, 1, CHECK, "other lists"),
     (4, told(range(6), range(6)), Inconsistent, SERVER, MASKED, BOTH),
@@ -1012,7 +1012,7 @@ def flipped(low, high):
 LIES = {
     "low key": (ADVERTISE, lambda p, i, rng, body: bytes(32) + body[32:]),
     "short keys": (ADVERTISE, lambda p, i, rng, body: body[:-1]),
-    "another support": (ADVERTISE, lambda p, i, rng, body: body[:-32] + bytes(32)),
+    "a different support": (ADVERTISE, lambda p, i, rng, body: body[:-32] + bytes(32)),
     "garbage": (SHARE, some_garbage),
     "proof": (SHARE, flipped(0, 32 * 11)),
     "hashes": (SHARE, flipped(-64, 0)),
@@ -1107,7 +1107,7 @@ def test_a_proof_of_another_key_or_an_altered_one_fails():
         (0, keys[:64] + bytes(32), d),
         (1, keys, d),
     ):
-        with refused(BadShare, owner, SHARE, "not those of its key"):
+        with refused(BadShare, owner, SHARE, "do not belong to its key"):
             protocol.check_dealing(setup, owner, of, bad)
 
 
@@ -1293,7 +1293,7 @@ def test_a_server_that_forges_shares_gets_complaints_and_no_shares():
 def test_the_committee_must_sign():
     setup = small(n=20, k=10, t=6, committee=7, signatures=5)
     chosen = protocol.committee(setup)
-    with refused(BelowThreshold, SERVER, CHECK, "4 of the committee signed; 5 must"):
+    with refused(BelowThreshold, SERVER, CHECK, "4 members signed; 5 must"):
         play(gathered(setup), drop={i: CHECK for i in chosen[:3]})
     p, drop = gathered(setup), {i: CHECK for i in chosen[:2]}
     play(p, UNMASK, drop=drop)

@@ -115,7 +115,7 @@ def test_a_csv_file_is_the_history_also_after_a_stop(tmp_path):
 def test_a_bar_fits_and_shows_what_matters(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("DPCOMM_PROGRESS", "1")
-    label = "lenet5.eps3.fedavg, seed 0 (12 of 80, 7.3 h left in all)"
+    label = "lenet5.eps3.fedavg, seed 0 (12 of 80, 7.3 h left in total)"
     run = go(progress=label)
     last = capsys.readouterr().err.split("\r")[-1].rstrip()
     assert len(last) < columns and last.startswith("lenet5.eps3.fedavg")
@@ -161,7 +161,7 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, 
     assert run.history[-1]["eps"] == spent[2] <= budget
     assert torch.equal(pack(run.model()), run.w) and len(str(run).splitlines()) == 3
     out = capsys.readouterr().out
-    assert "stopped after 3 of 6 rounds: the next would bring epsilon" in out
+    assert "stopped after 3 of 6 rounds: the next would raise epsilon" in out
     assert go(max_epsilon=budget, **how).history == run.history
     with pytest.raises(
         ValueError, match="the 3 rounds of the checkpoint already have epsilon"

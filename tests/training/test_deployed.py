@@ -63,17 +63,17 @@ def test_promises_are_about_the_deployment_s_visits():
     task, deployment = _deployed()
     whole = replace(deployment, visits=None).guarantee(task.mechanism)
     assert whole.rounds == 9
-    with pytest.raises(ValueError, match="about 9 rounds, the run about 4"):
+    with pytest.raises(ValueError, match="covers 9 rounds, and the run counts 4"):
         simulate(task, lambda t: whole, deployment=deployment, progress=False)
     few = deployment.guarantee(task.mechanism)
-    with pytest.raises(ValueError, match="about 4 rounds, the run about 9"):
+    with pytest.raises(ValueError, match="covers 4 rounds, and the run counts 9"):
         federated.check_promise(few, replace(Config(), rounds=9, cohort=4), 12)
     drawn = mechanism("gaussian", clip_norm=1.0, sigma=2.0).guarantee(
         9, 1e-3, n_clients=12, cohort=4, sampling="fixed"
     )
     config = replace(Config(), rounds=9, cohort=4)
     assert federated.check_promise(drawn, config, 12).eps == drawn.eps
-    with pytest.raises(ValueError, match="who has had its turns is left out"):
+    with pytest.raises(ValueError, match="have used up their visits are left out"):
         federated.check_promise(drawn, config, 12, visits=4)
 
 

@@ -204,7 +204,7 @@ def refused(replica, packet, says: str) -> None:
     assert after == before
 
 
-AWAY = "does not lead this replica, at .*, to the server's state"
+AWAY = "does not bring this replica, at round .*, to the server's state"
 
 
 def test_a_client_that_missed_the_reset_or_forgot_is_told_and_repaired():

@@ -390,10 +390,10 @@ NULL = dict(sampling="poisson", relation="poisson-null")
         ("its rate q is 0.1, the run's is 3 of 6", "fixed", dict(q=0.1)),
         ("its rate q is 0.499999, the run's is", "fixed", dict(q=0.499999)),
         ("its rate q is None", "fixed", dict(q=None)),
-        ("it is about 7 rounds, the run about 4", "fixed", dict(rounds=7)),
-        ("it is about None rounds", "fixed", dict(rounds=None)),
+        ("it covers 7 rounds, and the run counts 4", "fixed", dict(rounds=7)),
+        ("it covers None rounds", "fixed", dict(rounds=None)),
         ("a client that joins changes who else", "fixed", dict(sampling="none")),
-        ("a client may come twice in a round", "replacement", FREE),
+        ("a client may be drawn twice in a round", "replacement", FREE),
         ("absent clients send nothing here, and not null", "poisson", NULL),
     ],
 )
@@ -432,7 +432,7 @@ def test_whom_a_promise_protects_and_from_whom_is_compared():
     right, every = promise(4, **none), tuple(PREMISES)
     assert federated.check_promise(right, config, 6, 4, noisy) is right
     alike = dataclasses.replace(right, unit="example")
-    with pytest.raises(ValueError, match="protects one example, the run one client"):
+    with pytest.raises(ValueError, match="one example, and the run protects one"):
         federated.check_promise(alike.assuming(*every), config, 6, 4, noisy)
     assert federated.check_promise(alike, config, 6, 4, noisy, "example") is alike
     for trust in ("secagg", "local"):
@@ -466,20 +466,20 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
     ten, three = (contract.mechanism("topk", n_clients=n, **made) for n in (10, 3))
     config = dataclasses.replace(CONFIG, rounds=2, cohort=3, sampling="fixed")
     promised = ten.guarantee(2, 1e-5)
-    with pytest.raises(ValueError, match="3 clients send a share .* counts on 10"):
+    with pytest.raises(ValueError, match="3 clients send noise, .* needs 10"):
         federated.check_promise(promised, config, 20, 2, ten)
     assert federated.check_promise(three.guarantee(2, 1e-5), config, 20, 2, three)
     four = contract.mechanism("topk", n_clients=4, **made)
-    with pytest.raises(ValueError, match="3 clients send a share .* counts on 4"):
+    with pytest.raises(ValueError, match="3 clients send noise, .* needs 4"):
         federated.check_promise(four.guarantee(2, 1e-5), config, 20, 2, four)
     drawn = dataclasses.replace(config, sampling="poisson")
     with pytest.raises(ValueError, match="may bring fewer shares"):
         federated.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
     said = three.guarantee(2, 1e-5, n_clients=20, cohort=3, sampling="poisson")
     assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premises
-    with pytest.raises(ValueError, match="it is about 2 rounds, the run about 5"):
+    with pytest.raises(ValueError, match="it covers 2 rounds, and the run counts 5"):
         federated.check_promise(said, drawn, 20, 5, three)
-    with pytest.raises(ValueError, match="send a share of noise"):
+    with pytest.raises(ValueError, match="clients send noise"):
         go(ten, config, guarantee=lambda t: ten.guarantee(t, 1e-5))
 
 

@@ -262,7 +262,7 @@ class Centred(nn.Linear):
         return super().forward(x - x.mean(0))
 
 
-AWAY = "its first step on a batch is .* away from the plain loop's"
+AWAY = "its first step on a batch is .* away from that of the plain loop"
 OF_BATCHES = {
     "sum": (mlp(out=2), nn.MSELoss(reduction="sum"), AWAY),
     "root": (mlp(out=2), lambda a, b: F.mse_loss(a, b).sqrt(), AWAY),

@@ -276,7 +276,7 @@ def record_of(
     kept = json.loads(json.dumps(EMPTY | outcome, default=_plain))
     torch = sys.modules.get("torch")
     if unplanned := [key for key in kept["cells"] if key not in run.fills]:
-        raise ValueError(f"{run.key}: its grid does not list {unplanned[0]}")
+        raise ValueError(f"{run.key}: {unplanned[0]} is not a cell of its grid")
     if run.scale != "full":
         kept["cells"] = {
             key if key.startswith("ours.") else f"ours.{run.scale}.{key}": cell
@@ -357,7 +357,7 @@ def execute(
         if outcome is None:
             return None
         if change:  # never a verdict
-            outcome |= dict(cells={}, notes=[f"changed on trial: {_in_words(change)}"])
+            outcome |= dict(cells={}, notes=[f"changed settings: {_in_words(change)}"])
         seconds = time.monotonic() - wall, time.process_time() - cpu
         cost = dict(
             wall_seconds=outcome.pop("wall_seconds", seconds[0]),
@@ -487,14 +487,14 @@ def run_grid(
         )
     folder = ready(output_folder(out))
     if out is None and not in_pages():
-        print(f"records go to {folder}", flush=True)
+        print(f"writing records to {folder}", flush=True)
     costs = Costs(experiment, scale, None, folder)
     minutes = [costs.minutes(run)[0] for run, *_ in jobs]
     end = None if max_seconds is None else time.monotonic() + max_seconds
     for i, (run, seed, each) in enumerate(jobs):
         rest = sum(minutes[i:])
         rest = f"{rest / 60:.1f} h" if rest > 90 else f"{rest:.0f} min"
-        place = f"{i + 1} of {len(jobs)}, {rest} left in all"
+        place = f"{i + 1} of {len(jobs)}, {rest} left in total"
         seconds = None if end is None else end - time.monotonic()
         how |= dict(progress=f"{run.key}, seed {seed} ({place})", max_seconds=seconds)
         record = None
@@ -550,7 +550,7 @@ def change_table(name: str, changed: list, root=None):
     experiment, scale = find(name), changed[0].scale
     have = recorded_runs(experiment, scale, None, root).values()
     same = [r for r in have if any(c.key.endswith(f".{r.key}") for c in changed)]
-    title = f"{experiment.name}, scale {scale}, changed on trial: earns no verdict"
+    title = f"{experiment.name}, scale {scale}, changed settings: no verdict"
     return runs_table([*same, *changed], title)
 
 
@@ -574,7 +574,7 @@ def change_figure(changed: list, change: dict):
         lines.append(figures.series(mechs[line], [*at], ys, line))
     numbers = all(isinstance(value, (int, float)) for value in change[name])
     draw = figures.curve if numbers else figures.bars
-    figure, _ = draw(lines, name, label, "Changed on trial: earns no verdict")
+    figure, _ = draw(lines, name, label, "Changed settings: no verdict")
     figure.axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)
     return figure
 
@@ -679,8 +679,8 @@ def run_page(path, target, values: dict, home=None, last: str = "") -> Path:
             ) from None
         except DeadKernelError:
             raise CellError(
-                f"{name}: its kernel was ended from outside, mostly by signal 9, which often"
-                " means that memory ran out; the same command with --resume goes on"
+                f"{name}: its kernel was killed, often because memory ran out: free"
+                " some memory, then repeat the command with --resume"
             ) from None
     html, _ = HTMLExporter().from_filename(str(target))
     of_strangers = r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>'

@@ -101,7 +101,7 @@ def plan_table(jobs: list) -> Table:
         rows.append((name, *size, data))
     total = sum(job.minutes for job in jobs) / 60
     title = f"{len(jobs)} runs are missing: about {total:,.1f} core-hours"
-    return _table("experiment|runs|cells|core-hours|GiB|data", rows, title)
+    return _table("experiment|runs|numbers|core-hours|GiB|data", rows, title)
 
 
 def status(name: str, scale: str = "full") -> Table:
@@ -116,7 +116,7 @@ def status(name: str, scale: str = "full") -> Table:
         what = run.key, run.name, str(len(run.fills)), state
         rows.append((*what, f"{minutes:,.1f} ({how})", memory, ", ".join(run.data)))
     title = f"{name}, scale {scale}: about {costs.left / 60:,.1f} core-hours are left"
-    return _table("run|what|cells|seeds done|minutes a seed|GiB|data", rows, title)
+    return _table("run|what|numbers|seeds done|minutes per seed|GiB|data", rows, title)
 
 
 def cost(name: str) -> Table:
@@ -225,7 +225,7 @@ class Outcome:
             self.failed[job] = f"{type(result).__name__}: {result}"
         else:
             (self.done if result else self.late).append(job)
-        counts = f"{len(self.late)} with rounds left, {len(self.failed)} failed"
+        counts = f"{len(self.late)} unfinished, {len(self.failed)} failed"
         say(f"{len(self.done)} done, {counts}; last {job.name}")
 
 
