@@ -138,4 +138,4 @@ def test_the_headline_says_the_epsilon_of_the_run_as_it_was_run():
     page = json.loads((ROOT / "nbs/reference/findings.ipynb").read_text("utf-8"))
     text = json.dumps([cell.get("outputs", []) for cell in page["cells"]])
     replaced = re.search(r"two have epsilon ([\d.]+) and ([\d.]+)\.", text)[2]
-    assert f"against null messages ({replaced} where" in claims.finding("dprec")
+    assert f"which carry no data ({replaced} where" in claims.finding("dprec")

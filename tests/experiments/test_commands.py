@@ -59,7 +59,7 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("sweep --processes 0", "is not a whole number from 1"),
         ("run dprec-mnist -p workers=many", "int"),
         ("run dprec-mnist --device gpu", "did you mean 'cpu'"),
-        ("run dprec-mnist -p scale=full", "say --scale instead"),
+        ("run dprec-mnist -p scale=full", "use --scale instead"),
         ("audit gaussian --seed -1", "is not a whole number from 0"),
         ("flower new {out}/numpy", "is a Python keyword or an installed package"),
         ("run dprec-mnist --out nbs/here", "nbs/"),
@@ -237,7 +237,7 @@ def test_no_clock_lets_a_merge_replace_what_stands(tmp_path, committed, capsys):
         records.append(mine, full(0, 99.9 - i, code=str(i) * 12, date=date))
         code, shown = said(f"merge {mine}", capsys)
         assert code == 0 and shown.out.endswith("1 new records\n")
-        told = f"cnn.eps3.rec, seed 0: final.accuracy is 88.2 and {99.9 - i}; the first"
+        told = f"cnn.eps3.rec, seed 0: final.accuracy is 88.2 and {99.9 - i}; the earlier one"
         assert f"{told} stays, its code unrecorded" in shown.out
         found = records.current(records.read(path)).values()
         assert [r.final["accuracy"] for r in found] == [88.2]

@@ -154,7 +154,7 @@ def test_a_sum_opens_with_no_fewer_shares_of_noise_than_are_counted_on(tmp_path)
     line.mechanism = strict = replace(line.mechanism, tolerance=0.0)
     assert strict.honest == 4
     assert sums.session_of(strict, D, [0, 1, 2, 3], 7, 0).quorum == 4
-    with pytest.raises(BelowThreshold, match="3 clients are left; 4 must be"):
+    with pytest.raises(BelowThreshold, match="3 clients are left; 4 are needed"):
         line.sum()
 
 

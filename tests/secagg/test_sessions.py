@@ -1293,7 +1293,7 @@ def test_a_server_that_forges_shares_gets_complaints_and_no_shares():
 def test_the_committee_must_sign():
     setup = small(n=20, k=10, t=6, committee=7, signatures=5)
     chosen = protocol.committee(setup)
-    with refused(BelowThreshold, SERVER, CHECK, "4 members signed; 5 must"):
+    with refused(BelowThreshold, SERVER, CHECK, "4 members signed; 5 are"):
         play(gathered(setup), drop={i: CHECK for i in chosen[:3]})
     p, drop = gathered(setup), {i: CHECK for i in chosen[:2]}
     play(p, UNMASK, drop=drop)
