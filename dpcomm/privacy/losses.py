@@ -343,7 +343,7 @@ def _by_renyi(releases, delta, about, why):
     made = guarantee_from_rdp(ORDERS, curve, delta, "balle", **about | dict(note=note))
     if made.eps == math.inf:
         raise ValueError(
-            f"delta is {shown(delta)}; no epsilon is proved for it, since {why}: raise it"
+            f"delta is {shown(delta)}; no epsilon is proved for it, since {why}: raise delta"
         )
     return made
 

@@ -70,7 +70,7 @@ def test_the_recipe_opens_no_sum_with_too_little_noise(name, at):
     assert names["estimate"].shape == (D,)
     for lost in (5, 6):
         with pytest.raises(
-            BelowThreshold, match=f"{N - lost} clients are left; 16 must"
+            BelowThreshold, match=f"{N - lost} clients are left; 16 are"
         ):
             follow(m, dict.fromkeys(range(lost), at))
 

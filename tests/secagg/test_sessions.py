@@ -710,38 +710,38 @@ REFUSALS = [  # played up to, what is done, kind, who is named, round, words
     (1, passed_on(unsigned), BadSignature, FIRST, 0, "does not match its key"),
     (0, copied(0), BadKey, 1, 0, "same key as client 0"),
     (0, copied(1), BadKey, 1, 0, "same key as client 0"),
-    (0, copied(2), BadKey, 1, 0, "client 1 sent too"),
+    (0, copied(2), BadKey, 1, 0, "same key as client 1"),
     (0, lambda p: up(p, 1, 0, bundle(p, 1)[:-1]), Damaged, 1, 0, "95 bytes"),
     (0, other_support(False), SupportMismatch, 4, 0, "a different support"),
     (0, other_support(True), SupportMismatch, 4, 0, "support differ"),
     (1, passed_on(unlike), SupportMismatch, FIRST, 0, "support differ"),
     (1, lambda p: p.clients[0].receive(reframe(p.mail[0], d=5)), Damaged, SERVER, 0, "4 are exp"),
-    (1, lambda p: p.clients[0].start(), Replay, 0, 0, "started already"),
+    (1, lambda p: p.clients[0].start(), Replay, 0, 0, "already started"),
     (0, lambda p: p.clients[0].receive(b""), Replay, SERVER, 0, "no message is expected now"),
-    (0, again, Replay, 0, 0, "here already"),
+    (0, again, Replay, 0, 0, "already arrived"),
     (1, lambda p: up(p, 0, 0, bundle(p, 0)), Replay, 0, 1, "another round"),
     (1, lambda p: p.clients[0].receive(p.mail[1]), Replay, SERVER, 0, "another receiver"),
     (2, lambda p: down(p, 0, 0, b""), Replay, SERVER, 1, "another round"),
     (1, lambda p: p.server.receive(1, from_client(p, 1, 0, b"")), Replay, 1, 1, "another sender"),
     (0, other_session, Replay, 0, 0, "another session"),
     (1, lambda p: p.server.receive(9, b""), Replay, 9, 1, "not invited"),
-    (0, rerouted, BadSignature, 0, 0, "not made with its key"),
+    (0, rerouted, BadSignature, 0, 0, "does not match its key"),
     (1, lambda p: down(p, 0, 0, body_of(p.mail[0]) * 2), Inconsistent, SERVER, 0, "twice"),
     (1, two_bundles, BelowThreshold, 0, SHARE, "2 of its neighbours"),
     (2, two_shares, BelowThreshold, 0, COMPLAIN, "2 of its neighbours"),
-    (1, some_shares, BadShare, 0, 1, "3 records; 4 are due"),
+    (1, some_shares, BadShare, 0, 1, "3 records; it must send 4"),
     (1, lambda p: up(p, 0, 1, b""), BadShare, 0, 1, "0 records"),
     (5, signatures(lambda p, good, j: rest(good)), BelowThreshold, 0, UNMASK, "2 others signed"),
     (5, signatures(on_other_lists), BadSignature, FIRST, CHECK, "does not match its key"),
     (5, signatures(lambda p, good, j: {0: good[j]}), Inconsistent, SERVER, CHECK, "not belong"),
-    (4, lambda p: up(p, 1, CHECK, bytes(32)), Inconsistent, 1, CHECK, "other lists"),
+    (4, lambda p: up(p, 1, CHECK, bytes(32)), Inconsistent, 1, CHECK, "differ from those sent"),
     (4, told(range(6), range(6)), Inconsistent, SERVER, MASKED, BOTH),
     (4, told(range(6), {1}), Inconsistent, SERVER, MASKED, BOTH),
-    (4, told(range(1, 6), {0}), Inconsistent, SERVER, MASKED, "no survivor"),
+    (4, told(range(1, 6), {0}), Inconsistent, SERVER, MASKED, "not listed"),
     (4, without_a_neighbour, Inconsistent, SERVER, MASKED, "do not agree"),
     (4, lambda p: down(p, 0, MASKED, bytes([255, 0])), Inconsistent, SERVER, MASKED, "not exist"),
-    (4, lambda p: down(p, 0, MASKED, bytes(3)), Damaged, SERVER, MASKED, "3 bytes; 2 are due"),
-    (4, told({0, 1, 2}, {3, 4, 5}), BelowThreshold, SERVER, MASKED, "3 clients are left; 4 must"),
+    (4, lambda p: down(p, 0, MASKED, bytes(3)), Damaged, SERVER, MASKED, "3 bytes; they must have 2"),
+    (4, told({0, 1, 2}, {3, 4, 5}), BelowThreshold, SERVER, MASKED, "3 clients are left; 4 are"),
 ]  # fmt: skip
 
 
@@ -796,7 +796,7 @@ def test_the_second_mail_is_held_against_the_first():
         (Inconsistent, range(6), "does not agree with the shares"),
         (Inconsistent, set(range(5)) - {c.me}, "does not agree"),
         (BelowThreshold, some, "3 clients are left"),
-        (Damaged, None, "2 bytes; 1 are due"),
+        (Damaged, None, "2 bytes; they must have 1"),
     ):
         with refused(kind, SERVER, COMPLAIN, says):
             down(p, c.me, COMPLAIN, b"ab" if ids is None else protocol.bitmap(ids, 6))
@@ -840,12 +840,12 @@ def test_a_key_of_small_order_is_refused(name, where):
 
     p = eight()
     errors = play(p, tamper=lying(p, {(1, ADVERTISE): with_key}))
-    assert [(type(e), e.client, "no key" in str(e)) for e in errors] == [
+    assert [(type(e), e.client, "not valid" in str(e)) for e in errors] == [
         (BadKey, 1, True)
     ]
     exact(p, [0, *range(2, 8)])
     p = six(1, n=4, k=2, t=2)
-    with refused(BadKey, bundles_of(p)[1], 0, "no key"):
+    with refused(BadKey, bundles_of(p)[1], 0, "not valid"):
         passed_on(lambda p, j, entry: signed(p, j, with_key(entry[:BUNDLE_SIZE])))(p)
 
 
@@ -986,7 +986,7 @@ def test_a_wrong_revealed_share_names_its_holder_and_the_sum_opens(liar):
         ({**shares, first: bytes(32)}, says),
         ({**shares, first: shares[second]}, says),
         ({**shares, first: beyond.to_bytes(32, "little")}, says),
-        (rest(shares), f"{len(shares) - 1} shares; {len(shares)} are"),
+        (rest(shares), f"{len(shares) - 1} shares; it must send"),
     ):
         with refused(BadShare, liar, UNMASK, says):
             up(p, liar, UNMASK, pack_records(lie))
@@ -1155,7 +1155,7 @@ def test_a_key_that_the_shares_do_not_give_back_names_its_owner():
     p = eight()
     play(p, UNMASK, drop={2: MASKED})
     for wrong in (5, 0):
-        with refused(BadShare, 2, SHARE, "give another one back"):
+        with refused(BadShare, 2, SHARE, "reconstruct another key"):
             p.server._masks_of(2, wrong)
 
 
@@ -1299,7 +1299,7 @@ def test_the_committee_must_sign():
     play(p, UNMASK, drop=drop)
     me, stranger = [i for i in range(20) if i not in chosen][:2]
     good = rest(records_of(p.mail[me], SIGNATURE_SIZE))
-    with refused(BelowThreshold, me, UNMASK, "4 others signed the lists; 5 must"):
+    with refused(BelowThreshold, me, UNMASK, "4 others signed the lists; 5 are"):
         down(p, me, CHECK, good)
     with refused(Inconsistent, SERVER, CHECK):
         down(p, me, CHECK, good | {stranger: bytes(64)})
@@ -1382,7 +1382,7 @@ def test_too_few_are_refused():
     gaps = protocol.client_circle(20, setup.session)[[3, 4, 11, 12]]
     protocol.check_survivors(setup, everybody, everybody, MASKED)
     for alive, owners, step, named, says in (
-        (set(range(11)), [0], MASKED, SERVER, "11 clients are left; 12 must"),
+        (set(range(11)), [0], MASKED, SERVER, "11 clients are left; 12 are"),
         (everybody - {*near[:2].tolist()}, [7], 1, 7, "client 7: 2 of its neighbours"),
         (everybody - {*gaps.tolist()}, [], MASKED, SERVER, "fall apart"),
     ):

@@ -91,7 +91,7 @@ def test_an_interruption_waits_for_the_round_and_keeps_it(tmp_path, capsys):
     path = tmp_path / "run.pt"
     with pytest.raises(KeyboardInterrupt, match="after round 3, which is saved"):
         go(callbacks=[Told(stop=2)], checkpoint=path)
-    assert "finishing the round" in capsys.readouterr().err
+    assert "finishing this round" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     whole = go(checkpoint=path, resume=True, callbacks=[told := Told()])
     assert told.calls[0] == ("before", 3) and torch.equal(whole.w, go().w)

@@ -473,7 +473,7 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
     with pytest.raises(ValueError, match="3 clients send noise, .* needs 4"):
         federated.check_promise(four.guarantee(2, 1e-5), config, 20, 2, four)
     drawn = dataclasses.replace(config, sampling="poisson")
-    with pytest.raises(ValueError, match="may bring fewer shares"):
+    with pytest.raises(ValueError, match="may bring fewer noise shares"):
         federated.check_promise(three.guarantee(2, 1e-5), drawn, 20, 2, three)
     said = three.guarantee(2, 1e-5, n_clients=20, cohort=3, sampling="poisson")
     assert federated.check_promise(said, drawn, 20, 2, three) is said and said.premises

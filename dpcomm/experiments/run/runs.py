@@ -467,7 +467,7 @@ def run_grid(
     seeds: whole numbers; None: those each run plans.
     out: folder of records and checkpoints; None is runs/ in this folder.
     only: keys that begin with it.
-    resume: go on from records and checkpoints.
+    resume: continue from records and checkpoints.
     max_seconds: stop at a round boundary after this long.
     change: setting -> value to try, a tuple of several; runs that train, outside every
         verdict.
