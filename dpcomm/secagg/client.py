@@ -428,7 +428,7 @@ class Client(Party):
         for i, keys in {self.me: self.keys, **bundles}.items():
             check_bundle(setup, i, keys, seen)
         if len(bundles) < setup.threshold:
-            text = f"{len(bundles)} neighbours sent keys, {setup.threshold} are needed"
+            text = f"{len(bundles)} of its neighbours sent keys; {setup.threshold} are needed"
             raise BelowThreshold(f"{text}: nothing is shared", self.me, SHARE)
         return bundles
 
