@@ -400,12 +400,14 @@ def merge(args) -> None:
             " one: clone the repository and run `pip install -e .` in it"
         )
     root = paper_tables.assets("results")
-    paths = sorted(Path(args.out).glob("*/*.jsonl"))
-    paths = (path for path in paths if ".smoke." not in path.name)
+    names = [name.replace("-", "_") for name in runs.experiments()]
+    mine = {f"{name}.{scale}.jsonl" for name in names for scale in ("quick", "full")}
+    paths = sorted(p for p in Path(args.out).glob("*/*.jsonl") if p.name in mine)
     files = [[*map(records.published, records.read(path))] for path in paths]
     if not any(files):
         raise ValueError(
-            f"{args.out} has no records of scale quick or full: run a sweep first"
+            f"{args.out} has no records, quick or full, of what `dpcomm list` names:"
+            " run a sweep first"
         )
     new = [record for each in filter(None, files) for record in _added(root, each)]
     changed = []

@@ -186,6 +186,7 @@ def test_records_are_merged_by_union_and_contradictions_refused(
 ):
     mine = tmp_path / "runs"
     records.append(committed, quick(0, 1.0))
+    records.append(mine, dataclasses.replace(quick(0, 1.0), experiment="ones_own"))
     for record in (quick(0, 1.0), quick(1, 2.0)):
         path = records.append(mine, record)
     assert said(f"merge {mine}", capsys)[1].out == "1 new records\n"

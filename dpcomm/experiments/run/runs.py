@@ -437,7 +437,9 @@ def select(experiment: Experiment, scale: str, seeds=None, only: str = "all") ->
     grid = experiment.grid(scale)
     runs = [run for run in grid if only == "all" or run.key.startswith(only)]
     if not runs:
-        check_choice(f"{experiment.name}, only", only, [run.key for run in grid])
+        parts = only.count(".") + 1
+        begun = dict.fromkeys(".".join(run.key.split(".")[:parts]) for run in grid)
+        check_choice(f"{experiment.name}, only", only, begun)
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
     return [
@@ -482,9 +484,7 @@ def run_grid(
     tried = read_changes(change) if change else [None]
     jobs = [(*job, each) for each in tried for job in jobs]
     if not jobs:
-        raise ValueError(
-            f"{experiment.name}: its runs do not train: leave out --seeds and -p"
-        )
+        raise ValueError(f"{experiment.name} trains nothing: leave out --seeds and -p")
     folder = ready(output_folder(out))
     if out is None and not in_pages():
         print(f"writing records to {folder}", flush=True)
