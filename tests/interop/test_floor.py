@@ -3,13 +3,14 @@
 import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 
 import pytest
 from tables import tabled
 
 import dpcomm
 from dpcomm.interop import floor
+from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.mvu_table import two_symbols
 
 REC = dpcomm.mechanism("rec", clip_norm=1.0, std=1.0, index_bits=7)
@@ -124,11 +125,23 @@ def test_a_floor_states_the_least_tolerance_of_sums(tmp_path):
         sums = dpcomm.mechanism("ddgauss", **given, tolerance=tolerance)
         relaxed = replace(usual, noise=0.1)
         if tolerance:
-            assert floor.allow(relaxed, sums, shapes, 4, 3).trust == "secagg"
+            promise = floor.allow(relaxed, sums, shapes, 4, 3)
+            assert (promise.trust, promise.relation) == ("secagg", "replace")
             continue
         with pytest.raises(floor.Beyond, match="tolerance is 0.25") as caught:
             floor.allow(relaxed, sums, shapes, 4, 3)
         assert caught.value.limit == "tolerance"
+
+
+def test_noise_is_in_units_of_the_clip_and_none_goes_without_one(tmp_path):
+    made, shapes = replace(limits(tmp_path), clip=2.0), [[10, 784], [10]]
+    loose = replace(REC, clip_norm=2.0)
+    bare = make_dataclass("Bare", ["sigma"], bases=(Mechanism,), frozen=True)(1.0)
+    object.__setattr__(bare, "name", "rec")
+    for mechanism, limit in ((loose, "noise"), (bare, "clip")):
+        with pytest.raises(floor.Beyond) as caught:
+            floor.allow(made, mechanism, shapes, 4, 3)
+        assert caught.value.limit == limit
 
 
 # ---- the ledger

@@ -36,6 +36,15 @@ def test_a_session_is_as_long_as_the_summands(name, more, d):
     mechanism = dpcomm.mechanism(name, **SHARED, **more)
     setup = sums.session_of(mechanism, d, [0, 1, 2, 3], 7, 0)
     assert setup.d == len(mechanism.summand(torch.zeros(d), Insecure(0)))
+    later = sums.session_of(mechanism, d, [0, 1, 2, 3], 7, 1)
+    assert later.session != setup.session, "one session a round"
+
+
+def test_a_state_is_overwritten_before_it_is_removed(tmp_path, monkeypatch):
+    sums.store_secret(tmp_path / "a.state", b"secret")
+    left = []
+    monkeypatch.setattr(sums.Path, "unlink", lambda own: left.append(own.read_bytes()))
+    assert sums.pop_secret(tmp_path / "a.state") == b"secret" and left == [bytes(6)]
 
 
 def greeted(party, client):

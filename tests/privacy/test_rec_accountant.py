@@ -423,6 +423,29 @@ def test_any_two_updates_are_covered(c, K):
             assert low <= float(gaussian_delta(1 / distance, eps)) + charge
 
 
+def test_what_a_cover_of_groups_reveals_is_paid_in_every_slot(monkeypatch):
+    asked = []
+
+    def cover(c, K, room, most):
+        asked.append(most)
+        return room, 1e-9
+
+    monkeypatch.setattr(rec_pairs, "_covering_lognormal", cover)
+    pair, _ = null_slot_pairs(1.0, 16, 2, 0.1, rounds=10, delta=1e-3)
+    assert pair.rest > 0.1 * 1e-9 and asked == [pytest.approx(1e-4)]
+
+
+def test_a_choice_by_floats_is_paid_out_of_delta():
+    asked = []
+
+    def account(delta):
+        asked.append(delta)
+        return exact_epsilon(1.0, RecRun(1, 1, 16, 1, "local"), delta)
+
+    made = rec_accountant.with_choice_paid(account, 1e-6, 1e-12)
+    assert asked[-1] + (1 + math.exp(made.eps)) * 1e-12 <= made.delta == 1e-6
+
+
 @tabled("charge, delta", [(1e-3, 1e-2), (1e-2, 1e-2), (1e-6, 1e-5)])
 def test_what_a_cover_needs_is_charged_to_delta(charge, delta, monkeypatch):
     "A cover of any distance and charge: q (H_b + charge) of one slot, written again."
