@@ -204,7 +204,7 @@ def test_the_guarantee_is_the_bound_at_the_honest_noise():
     d2 = rounded_norm(1 / m.step(d), d, m.beta)
     d1, mu = min(math.sqrt(d) * d2, d2**2), 35 * (m.share / m.step(d)) ** 2
     run = dict(rounds=5, delta=1e-5, d=d)
-    assert m.honest == 35
+    assert m.honest == 35 and Skellam(1.0, 2.0, 51, tolerance=0.3).honest == 36
     for relation, far in (("zero-out", 1), ("replace", 2)):  # in L2, and in L1
         curve = 5 * skellam_module.rdp_skellam(INTEGER_ORDERS, mu, far * d2, far * d1)
         known = min(curve + math.log(1e5) / (INTEGER_ORDERS - 1))
