@@ -136,7 +136,7 @@ class Deployment(Named):
                 why = why or error
         if not proved:
             raise why or ValueError(_unproved(self, mechanism))
-        return min(proved, key=lambda made: made.eps)
+        return min(proved, key=lambda made: made.eps).among(self.n_clients)
 
     def calibrate(
         self,

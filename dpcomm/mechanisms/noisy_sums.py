@@ -50,7 +50,7 @@ from dpcomm.privacy.accounting import (
     rdp_subsampled_gaussian,
 )
 from ..privacy.fixed_size_accountant import fixed_size_epsilon
-from ..privacy.guarantee import PREMISES, Guarantee, large_delta
+from ..privacy.guarantee import PREMISES, Guarantee
 from dpcomm.privacy.hypothesis_tests import (
     SumGame,
     profile_of_gaussian,
@@ -289,7 +289,7 @@ class Central(NoisySum):
             fields["orders"] = INTEGER_ORDERS
         sigma = self.normal_sigma() if accountant == "pld" else self.sigma
         made = sum_guarantee(sigma, delta, q, rounds, **fields)
-        return made.noting(large_delta(delta, n_clients))
+        return made.among(n_clients)
 
     def losses(
         self,
@@ -481,7 +481,7 @@ class Summed(NoisySum):
             how = dict(unit="client", scope="total", rounds=rounds, q=q) | fields
             total = compose(curve(orders), rounds)
             made = guarantee_from_rdp(orders, total, delta, kind, **how)
-        return made.noting(large_delta(delta, n_clients or self.n_clients))
+        return made.among(n_clients or self.n_clients)
 
     def losses(
         self,

@@ -29,7 +29,7 @@ from dpcomm.core.random import (
 from ..core.vectors import check_rows, check_vector, clip_l2
 from ..core.wire import Message, pack_bits, unpack_bits
 from .contract import Game, IntRange, Mechanism, register
-from ..privacy.guarantee import Guarantee, large_delta
+from ..privacy.guarantee import Guarantee
 from ..privacy.losses import Losses
 from dpcomm.privacy.rec_accountant import (
     SAMPLINGS_OF,
@@ -323,7 +323,7 @@ class Rec(Mechanism):
             made = with_seed_premise(made, slots**2 / (n_clients if sampled else 1))
         rate = min(cohort / n_clients, 1.0) if sampled else 1.0
         made = replace(made, rounds=rounds, q=rate)
-        return made.noting(large_delta(delta, n_clients))
+        return made.among(n_clients)
 
     def losses(
         self,

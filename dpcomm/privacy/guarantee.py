@@ -136,6 +136,20 @@ class Guarantee:
         note = "; ".join(filter(None, (self.note, *new)))
         return replace(self, note=note) if new else self
 
+    def among(self, n_clients: float | None):
+        """The same guarantee, noted where its delta lets one client be published.
+        [Dwork & Roth 2014, Sec. 2.3]
+
+        n_clients: in the federation; None: not known.
+        Returns: a new Guarantee.
+        """
+        if n_clients is None or self.delta * n_clients < 1:
+            return self
+        return self.noting(
+            f"delta is at least 1/{n_clients:,}: whoever drew one of {n_clients:,} clients"
+            " and published its data would keep to it"
+        )
+
 # %% ../../nbs/foundations/guarantee.ipynb #c0b1f0a1
 GAUSSIAN, POISSON = "Balle & Wang 2018, Thm. 8", "Mironov, Talwar & Zhang 2019, Thm. 5"
 FIXED_SIZE = "page fltop/privacy, Props. B and C"
@@ -266,15 +280,3 @@ def recorded(fields: dict) -> Guarantee:
     null = made.relation in ("null-slot", "poisson-null")
     gaps = made.accountant.startswith("theorem1-")
     return made.assuming(*["neighbours"] * null, *["proof"] * gaps)
-
-# %% ../../nbs/foundations/guarantee.ipynb #c0b1f0b1
-def large_delta(delta: float, n_clients: float = None) -> str:
-    """The note about a delta that lets one client be published.
-    [Dwork & Roth 2014, Sec. 2.3]
-    """
-    if n_clients is None or delta * n_clients < 1:
-        return ""
-    return (
-        f"delta is at least 1/{n_clients:,}: whoever drew one of {n_clients:,} clients"
-        " and published its data would keep to it"
-    )

@@ -322,10 +322,8 @@ def _pld_ends(releases, delta):
     for release, rounds in releases:
         counts[release.pairs] = counts.get(release.pairs, 0) + rounds
     sides = max(map(len, counts))
-    ends = [
-        both_ends([(p[side % len(p)], n) for p, n in counts.items()], delta)
-        for side in range(sides)
-    ]
+    parts = [[(p[i % len(p)], n) for p, n in counts.items()] for i in range(sides)]
+    ends = [both_ends(each, delta) for each in parts]
     return tuple(max(side[i] for side in ends) for i in (0, 1))
 
 

@@ -142,6 +142,8 @@ def test_the_smallest_way_that_is_proved_is_stated(s, m, sampling, relation, rou
         assert made.eps < s.guarantee(m, "rdp-balle").eps
     if s.delta == 0:
         assert made.eps == pytest.approx(2.0)
+    if m is SIGNS:
+        assert "published its data" in replace(s, delta=0.01).guarantee(m).note
 
 
 def test_shares_of_noise_must_be_there():

@@ -193,8 +193,8 @@ def test_a_premise_is_about_one_known_thing():
     }
     assert stated.theorem and not more.theorem, "a premise stands for the proof"
     assert stated.noting("", "x").noting("x").note == "x"
-    told = [bool(said.large_delta(0.01, n)) for n in (100, 99, None)]
-    assert told == [True, False, False]
+    told = [Guarantee(1, 0.01, **NAMES).among(n).note for n in (100, 99, None)]
+    assert [*map(bool, told)] == [True, False, False]
     with pytest.raises(ValueError, match="rounds is 2; with scope = 'per-round'"):
         Guarantee(1, 1e-5, **NAMES | dict(scope="per-round"), rounds=2)
 
