@@ -157,9 +157,7 @@ def check_promise(
     """
     rounds = config.rounds if rounds is None else rounds
     run = config, n_clients, rounds, mechanism, unit, visits
-    faults = [
-        (k, w) for k, w in _mismatches(promise, *run) if k not in promise.premises
-    ]
+    faults = [f for f in _mismatches(promise, *run) if f[0] not in promise.premises]
     if not faults:
         return promise.among(n_clients)
     faults.sort(key=lambda fault: fault[0] != "")  # first what no premise excuses

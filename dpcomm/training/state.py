@@ -78,6 +78,12 @@ class Config(Named):
         check_choice("balance", self.balance, (True, False))
         check_choice("sampling", self.sampling, ("fixed", "replacement", "poisson"))
         check_choice("server", self.server, ("sgd", "momentum", "adam"))
+        for name, server in dict(momentum="momentum", adam_eps="adam").items():
+            if self.server != server and getattr(self, name) != getattr(Config, name):
+                raise ValueError(
+                    f"{name} is {getattr(self, name):g}; server = {shown(self.server)} does"
+                    f" not use it: pass server={shown(server)}, or leave {name} out"
+                )
         check_choice("engine", self.engine, ("auto", *ENGINES))
 
 # %% ../../nbs/training/state.ipynb #1d2e741c

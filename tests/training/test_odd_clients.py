@@ -48,11 +48,9 @@ def people(what):
 
 
 def task(what, engine="loop", sent=None, **settings):
-    config = Config(
-        **dict(rounds=2, cohort=3, batch=4, lr=0.2, engine=engine) | settings
-    )
+    settings = dict(rounds=2, cohort=3, batch=4, lr=0.2, engine=engine) | settings
     sent = sent or mechanism("gaussian", clip_norm=1.0, sigma=0.1, local=True)
-    return Task(net(), people(what), sent, config, 5)
+    return Task(net(), people(what), sent, Config(**settings), 5)
 
 
 def updates(what, road, clients=(0, 1, 2), **settings):

@@ -90,6 +90,8 @@ def test_a_name_that_is_not_close_is_not_guessed():
     for door, name in zip(doors, ("batch_size", "num_clients", "max_grad_norm")):
         with pytest.raises(ValueError, match=f"a field of .*'{name}'.*did you mean"):
             door(**{name: 1})
+    with pytest.raises(ValueError, match="'adam' does not use it: pass server='mom"):
+        dpcomm.Config(momentum=0.1)
 
 
 @tabled("engine", ["loop", "vmap", "fused", "graphed"])
@@ -100,7 +102,7 @@ def test_without_privacy_the_same_call_is_federated_averaging(engine, capsys):
     place = replace(deployment, cohort=6, rounds=1)
     how |= dict(eps=math.inf, engine=engine)
     run = dpcomm.train(model, people, mechanism, place, **how)
-    assert "no privacy: mechanism none guarantees nothing" in capsys.readouterr().out
+    assert "no privacy: mechanism none gives no guarantee" in capsys.readouterr().out
     *lines, last = str(run).splitlines()
     assert len(lines) == 3 and last.startswith("no privacy:") and engine in lines[0]
     assert run.history[-1]["eps"] is None and run.ledger.uplink_bits == 6 * 32 * 15
