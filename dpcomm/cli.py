@@ -209,7 +209,7 @@ def run_all(args) -> int:
                 raise runs.Unfinished("the time of --max-seconds is over")
             run_one(args, name, path, folder, values, change)
         except runs.Unfinished as error:
-            print((f"{name}: {error}; continue with --resume"), file=sys.stderr)
+            print(f"{name}: {error}; continue with --resume", file=sys.stderr)
             unfinished += 1
     return 3 if unfinished else 0
 
@@ -335,7 +335,7 @@ def show_changes(args, name, made, change, folder):
     _o("--device", "D", WHERE, default="auto"),
     _o("--dask", "ADDRESS", "Dask scheduler, for example tls://host:8786", default=""),
     _o("--slurm", "", "run as Slurm jobs, through dask-jobqueue"),
-    _o("--slurm-option", "NAME=VALUE", ("sbatch option, as in account=mine"), **PAIRS),
+    _o("--slurm-option", "NAME=VALUE", "sbatch option, as in account=mine", **PAIRS),
     _o("--max-hours", "H", ROUND, type=number(0, 1e6)),
     _o("--plan", "", "list the missing runs and exit"),
     _o("--decide", "", "run only seeds that can change a verdict"),

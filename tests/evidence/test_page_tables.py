@@ -129,7 +129,7 @@ def test_the_epsilon_as_run_is_said_with_both_neighbours_and_on_every_page():
     record = next(r for r in full() if r.as_run)
     for g in record.as_run.values():
         assert f"{g['eps']:.2g} (one client" in said
-    assert "of DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
+    assert "for DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
     kept = [r for r in full() if not r.as_run]
     assert kept and str(page_tables.epsilon_as_run(kept, "DP-REC")) == ""
     for name in "ablations gap indices mnist shakespeare stackoverflow tight".split():

@@ -144,7 +144,7 @@ def test_sums_and_memories_do_not_fit(here):
     summed = made("skellam", clip_norm=1.0, sigma=1.0, n_clients=5)
     remembers = made("sqsgd", bound=1.0, residuals=True)
     assert not pfl.obstacle(made("rec", clip_norm=1.0, std=0.5))
-    fit = {"secure sum": summed, "clients that remember": remembers}
+    fit = {"secure sum": summed, "keep a state": remembers}
     for why, mechanism in fit.items():
         assert why in pfl.obstacle(mechanism)
         with pytest.raises(ValueError, match=f"is '{mechanism.name}'.*{why}"):
@@ -152,7 +152,11 @@ def test_sums_and_memories_do_not_fit(here):
     gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
     for place, epsilon, says in (
         (30, None, "deployment is 30; it must be a Deployment"),
-        (replace(PLACE, sampling="poisson"), None, "is 'poisson'; cohorts here"),
+        (
+            replace(PLACE, sampling="poisson"),
+            None,
+            "is 'poisson', which cannot be used here",
+        ),
         (PLACE, 1e-6, "after round 1 epsilon would be .*above max"),
         (PLACE, 0, "max_epsilon is 0; it must be a number"),
     ):

@@ -125,7 +125,7 @@ def test_commands_work_or_name_the_extra_that_they_need(bare):
             continue
         assert code == 2, (words, err)
         (err,) = [
-            line for line in err.splitlines() if not line.startswith("records go")
+            line for line in err.splitlines() if not line.startswith("writing records")
         ]
         assert f"the extra {extra} brings it" in err, (words, err)
 
