@@ -422,7 +422,7 @@ class _Asked(msgspec.Struct):
 
 def _asked(mechanism, content):
     fields = content.config_records.get(CARRIER)
-    fix = "wrap it in dpcomm.interop.flower.Private, from the same version of dpcomm"
+    fix = "wrap the strategy in dpcomm.interop.flower.Private of this version"
     if fields is None:
         raise ValueError(f"the server's strategy is not wrapped in Private: {fix}")
     try:

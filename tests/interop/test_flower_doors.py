@@ -306,7 +306,7 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
     [
         (dict(round=0.5), "`$.round`"),
         (dict(mechanism="Imvu()"), "use the same mechanism on both sides"),
-        (dict(trains=["weight", "weight"]), "each name once"),
+        (dict(trains=["weight", "weight"]), "parameter twice"),
         (dict(computation="0123"), "differs from this node's"),
         (dict(trains=[]), "`$.trains`"),
         (dict(trains=["another"]), "lists 'another', which cannot train"),
@@ -327,5 +327,5 @@ def test_a_strange_server_gets_a_sentence(change, said, digits, tmp_path):
     assert said in answered(grid, letter(**told))[0]
     bare = letter()
     del bare.content["dpcomm"]
-    assert "from the same version of dpcomm" in answered(grid, bare)[0]
+    assert "Private of this version" in answered(grid, bare)[0]
     assert not [*(tmp_path / "claims").glob("*/7-*")], "nothing is counted"

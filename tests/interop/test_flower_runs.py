@@ -283,7 +283,7 @@ def test_the_guide_is_run_whole():
     grid = Grid(page["app"], where.n_clients)
     letters = [*strategy.configure_train(1, model, ConfigRecord(), grid)]
     replies = grid.send_and_receive(letters)
-    assert all("no floor file" in reply.error.reason for reply in replies)
+    assert all("no file of limits" in reply.error.reason for reply in replies)
     arrays, _ = strategy.aggregate_train(1, replies)
     noise = arrays["w"].numpy().std() * where.cohort / page["mechanism"].sigma
     assert len(letters) == 50 and 0.8 < noise < 1.25  # nine standard deviations

@@ -186,7 +186,7 @@ def test_a_round_is_in_one_sum_whatever_cohorts_the_server_names(digits, keys):
         asked_of(grid, used, step=MASKED, cohort=[0, 1, *range(k, k + 6)])
         for k in range(2, 6)
     ]
-    assert "comes too early" in first  # it was noted all the same
+    assert "or it skips one" in first  # it was noted all the same
     assert all("already answered" in said for said in others)
 
 
@@ -196,9 +196,9 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
     limits |= dict(epsilon_round=50.0, epsilon_total=50.0, delta=1e-5, clients=30)
     limits = floor.Floor(**limits, rounds=12, models=[[[10, 784], [10]]])
     for change, said in (
-        (dict(clients=31), "clients is 31 on this machine, and the run asks 30"),
+        (dict(clients=31), "clients is 31 on this machine, and the run asks for 30"),
         (dict(tolerance=0.5), "tolerance is 0.5 on this machine"),
-        ({}, "comes too early"),
+        ({}, "or it skips one"),
     ):
         mods = [native.mod(used, floor=replace(limits, **change), keys=keys)]
         grid = Summing(client_app(digits, mods))
@@ -215,7 +215,7 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
         (dict(cohort=[*range(20, 28)]), "client 1 is not in the cohort"),
         (dict(step=MASKED, entries=7), "do not have the model's length"),
         (dict(mail=[1]), "`$.mail`"),
-        (dict(step=2), "comes too early"),
+        (dict(step=2), "or it skips one"),
         (dict(step=-1, nonce=b"short"), "nonce does not have 16 bytes"),
     ],
 )
