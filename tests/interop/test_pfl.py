@@ -152,11 +152,7 @@ def test_sums_and_memories_do_not_fit(here):
     gaussian = made("gaussian", clip_norm=1.0, sigma=1.0)
     for place, epsilon, says in (
         (30, None, "deployment is 30; it must be a Deployment"),
-        (
-            replace(PLACE, sampling="poisson"),
-            None,
-            "is 'poisson', which cannot be used here",
-        ),
+        (replace(PLACE, sampling="poisson"), None, "is 'poisson', which cannot"),
         (PLACE, 1e-6, "after round 1 epsilon would be .*above max"),
         (PLACE, 0, "max_epsilon is 0; it must be a number"),
     ):
