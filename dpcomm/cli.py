@@ -41,8 +41,8 @@ def number(low: float, high: float, whole: bool = False):
 
     def read(text):
         value = literal(text)
-        fits = type(value) in (int, float) and low <= value <= high
-        if not fits or whole and value % 1:
+        fits = isinstance(value, (int, float)) and low <= value <= high
+        if not fits or isinstance(value, bool) or whole and value % 1:
             kind = "a whole number" if whole else "a number"
             raise argparse.ArgumentTypeError(
                 f"{shown(text)} is not {kind} from {low:g} to {high:g}"
@@ -248,7 +248,7 @@ def moving():
         for sign in cycle("|/-\\"):
             if ended.wait(1):
                 return
-            if not tqdm._instances:
+            if not getattr(tqdm, "_instances", ()):
                 print(f"\r{sign}\r", end="", file=sys.stderr, flush=True)
 
     ended = Event()

@@ -156,7 +156,7 @@ ELSEWHERE = (  # what it is called there=here
     " without_replacement=fixed secure_aggregation=secagg dpsgd=gaussian dp-rec=rec"
     " criterion=loss loss_fn=loss validation=test test_data=test"
 )
-SYNONYMS = dict(pair.split("=") for pair in ELSEWHERE.split())
+SYNONYMS = {a: b for a, _, b in (pair.partition("=") for pair in ELSEWHERE.split())}
 
 
 def nearest(name: str, names) -> str:

@@ -476,8 +476,9 @@ def simulate(
     check_kind("task", task, Task, f"{made}, or call train(model, clients, ...)")
     task = task if eps is None else replace(task, mechanism=Plain())
     call = (Callable, NoneType)
+    kind = object if hasattr(task.mechanism, "simulate") else Mechanism  # or wraps one
     for name, value, kinds, how in (
-        ("mechanism", task.mechanism, Mechanism, "dpcomm.mechanism(name, ...)"),
+        ("mechanism", task.mechanism, kind, "dpcomm.mechanism(name, ...)"),
         ("config", task.config, Config, "dpcomm.Config(rounds=..., cohort=...)"),
         ("train_loss", train_loss, bool, "True or False"),
         ("resume", resume, bool, "True or False"),
@@ -493,8 +494,7 @@ def simulate(
         check_kind(name, value, kinds, how)
     check_between("workers", workers, 1, 1024)
     check_number("save_every", save_every, "[0, inf]")
-    most = math.inf if max_seconds is None else max_seconds
-    check_number("max_seconds", most, "[0, inf]")
+    check_number("max_seconds", 0 if max_seconds is None else max_seconds, "[0, inf]")
     _check_device(device)
     if eps not in (None, math.inf):
         raise ValueError(
