@@ -398,9 +398,8 @@ def test_a_norm_that_is_frozen_with_its_averages_stays_as_it_is(engine):
     assert all(torch.equal(norm.state_dict()[k], v) for k, v in before.items())
     assert float(run.model()[2].running_mean[0]) == 0.5
     plan = torch.tensor([[[0, 1, 2], [3, 4, -1]]])
-    ours = local_sgd.ENGINES[engine](
-        work.model, pack(work.model), data.x, data.y, plan, 0.3
-    )[0]
+    how = work.model, pack(work.model), data.x, data.y, plan, 0.3
+    ours = local_sgd.ENGINES[engine](*how)[0]
     wanted = by_torch(work.model, data.x, data.y, plan, 0.3, F.cross_entropy)
     torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-6)
 
@@ -548,9 +547,8 @@ def test_several_inputs_reach_the_model_as_in_a_loop_of_ones_own():
         optimiser.step()
     torch.testing.assert_close(weights[0][0], pack(free) - pack(net))
     torch.testing.assert_close(local_sgd.train_vmap(*visit)[0], weights[0])
-    work = replace(
-        task("mlp", "vmap"), model=net, federation=Federation.of([held] * 4, held)
-    )
+    people = Federation.of([held] * 4, held)
+    work = replace(task("mlp", "vmap"), model=net, federation=people)
     assert simulate(work, progress=False).finished
     with pytest.raises(
         ValueError, match="of inputs .* int64 and inputs .* int8 and tar"

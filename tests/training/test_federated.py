@@ -413,9 +413,8 @@ def test_a_guarantee_about_another_run_is_refused_before_the_first_round(
         if name == helps:
             assert federated.check_promise(marked, config, 6) is marked
             (line,) = federated.relied_on(marked, config, 6)
-            said = (
-                "does not apply to this run" if name == "neighbours" else PREMISES[name]
-            )
+            other = name == "neighbours"
+            said = "does not apply to this run" if other else PREMISES[name]
             assert said in line and why in line
         else:
             with pytest.raises(ValueError, match=re.escape(why)):
@@ -484,10 +483,8 @@ def test_a_promise_counts_on_shares_of_noise_that_come():
 
 
 def test_history_is_entered_every_eval_and_at_the_end():
-    run = go(
-        config=dataclasses.replace(CONFIG, rounds=5),
-        guarantee=lambda t: promise(t, eps=t / 2),
-    )
+    longer = dataclasses.replace(CONFIG, rounds=5)
+    run = go(config=longer, guarantee=lambda t: promise(t, eps=t / 2))
     assert [entry["round"] for entry in run.history] == [2, 4, 5]
     assert [entry["eps"] for entry in run.history] == [1.0, 2.0, 2.5]
     assert run.finished and run.round == 5 and run.seconds > 0

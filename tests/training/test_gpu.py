@@ -98,9 +98,8 @@ def test_the_recorded_step_is_the_loops(gpu, name, held):
     mask = torch.from_numpy(seed_tree(0, "mask").random(len(w)) < 0.1) if held else None
     with pretended.away():
         expected, losses = local_sgd.train_loop(net, w, x, y, plan, 0.1, mask)
-    there = [
-        part if part is None else part.to("cuda") for part in (w, x, y, plan, mask)
-    ]
+    parts = w, x, y, plan, mask
+    there = [part if part is None else part.to("cuda") for part in parts]
     with one_thread("cuda"):
         for _ in range(2):  # recorded, then played again
             found, loss = fused.train_graphed(net, *there[:4], 0.1, there[4])
@@ -156,9 +155,8 @@ def test_any_engine_learns_scores_and_pays_as_on_the_cpu(gpu, engine, usual):
     loss = local_sgd.cross_entropy if usual else own
     with pretended.away():
         here = federated.simulate(small(mlp(), "loop", loss), progress=False)
-    there = federated.simulate(
-        small(mlp(), engine, loss), device="cuda", progress=False
-    )
+    how = dict(device="cuda", progress=False)
+    there = federated.simulate(small(mlp(), engine, loss), **how)
     assert there.w.is_cuda and there.ledger == here.ledger
     moved = (there.w.detach().cpu() - here.w.detach()).norm() / here.w.detach().norm()
     assert moved < 1e-4
@@ -172,10 +170,8 @@ def test_dropout_and_frozen_weights_and_buffers_live_there_too(gpu):
     net[0].requires_grad_(False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        both = [
-            federated.simulate(small(net, "auto"), device="cuda", progress=False)
-            for _ in range(2)
-        ]
+        how = dict(device="cuda", progress=False)
+        both = [federated.simulate(small(net, "auto"), **how) for _ in range(2)]
     assert torch.equal(*(run.w.detach().cpu() for run in both))
     assert len(both[0].w) == 27 and net.unused.device.type == "cpu"
 

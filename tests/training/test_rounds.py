@@ -88,6 +88,14 @@ def test_a_run_that_is_resumed_lists_what_it_dropped_before(tmp_path):
     assert torch.equal(run.w, straight.w)
 
 
+def test_the_server_draws_new_noise_in_every_round():
+    "Noise a thousand times the clip on 53 weights: two steps are unrelated."
+    loud = mechanism("gaussian", clip_norm=1.0, sigma=1e3, exact=False)
+    one, two = (simulate(task(loud, rounds=t), progress=False).w for t in (1, 2))
+    steps = np.corrcoef(one - pack(net()), two - one)
+    assert abs(steps[0, 1]) < 0.7  # five standard deviations
+
+
 # ---- weights
 
 

@@ -154,6 +154,5 @@ def test_places_to_write_are_tried_before_the_first_round(tmp_path):
             dpcomm.train(model, people, mechanism, deployment, **how)
     assert not rounds
     with pytest.raises(IsADirectoryError, match="name a file"):
-        dpcomm.train(
-            model, people, mechanism, deployment, test=test, checkpoint=tmp_path
-        )
+        how = dict(test=test, checkpoint=tmp_path)
+        dpcomm.train(model, people, mechanism, deployment, **how)
