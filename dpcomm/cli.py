@@ -632,8 +632,8 @@ def _parse(argv):
     if argv and not argv[0].startswith("-"):
         check_choice("command", argv[0], VERBS)
         known = verbs.choices[argv[0]]._option_string_actions
-        for word in (word for word in argv[1:] if word.startswith("--")):
-            check_choice("option", word.split("=")[0], known)
+        for option in [w.split("=")[0] for w in argv[1:] if w.startswith("--")]:
+            check_choice("option", option, known)
     return parser.parse_args(argv)
 
 

@@ -9,6 +9,7 @@ __all__ = ['check_between', 'check_number', 'check_size', 'check_reals', 'check_
 # %% ../../nbs/foundations/checks.ipynb #bc2753f1
 import difflib
 import functools
+import inspect
 import math
 import reprlib
 import sys
@@ -75,9 +76,8 @@ def check_number(name: str, value: float, range: str) -> float:
     range: an interval such as '(0, 1]' or '[0, inf]'.
     """
     low, high, ends = _bounds(range)
-    kinds = (int, float, np.integer, np.floating)
-    real = isinstance(value, kinds) and not isinstance(value, bool)
     x = value.item() if isinstance(value, np.generic) else value
+    real = isinstance(x, (int, float, np.floating)) and not isinstance(x, bool)
     real = real and not sys.float_info.max < abs(x) < math.inf
     if not (real and (low < x < high or x in ends)):
         raise ValueError(
@@ -112,8 +112,7 @@ def check_reals(name: str, values, range: str = "(-inf, inf)") -> np.ndarray:
         x = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise ValueError(
-            f"{name} is {shown(values)}; it must hold real numbers in {range}: pass"
-            " numbers"
+            f"{name} is {shown(values)}; it must hold real numbers in {range}: pass numbers"
         ) from None
     low, high, ends = _bounds(range)
     good = (low < x) & (x < high) | np.isin(x, ends)
@@ -143,7 +142,7 @@ def check_kind(name: str, value, kinds, how: str):
     "Refuse an object of any other kind; how: what to pass instead."
     if not isinstance(value, kinds):
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        names = " or ".join(kind.__name__ for kind in kinds)
+        names = " or ".join(kind.__name__ for kind in kinds).replace("NoneType", "None")
         raise TypeError(f"{name} is {shown(value)}; it must be a {names}: pass {how}")
     return value
 
@@ -191,11 +190,12 @@ def check_choice(name: str, value, allowed) -> str:
 
 
 class Named:
-    "A dataclass that names the field that was meant."
+    "A class whose call names the field that was meant."
 
     def __new__(cls, *_, **given):
-        for name in given:
-            allowed = getattr(cls, "__dataclass_fields__", given)
+        takes = inspect.getfullargspec(cls.__init__)  # a subclass may have its own
+        for name in () if takes.varkw else given:
+            allowed = takes.args[1:] + takes.kwonlyargs
             check_choice(f"a field of {cls.__name__}", name, allowed)
         return super().__new__(cls)
 

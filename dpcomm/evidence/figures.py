@@ -603,13 +603,10 @@ def learning_curves(found, y: str = "", x: str = "", only: str = "", title: str 
         colours = palette(mech, len(keys))
         run = zip(keys, colours)
         lines = [learning_curve(found, k, mech, k, y, x, colour=c) for k, c in run]
-        labels = (
-            ""
-            if ax is not axes[-1, 0]
-            else {"traffic": "traffic so far, GiB"}.get(x, x),
-            AXES.get(y, y),
+        below = (
+            {"traffic": "traffic so far, GiB"}.get(x, x) if ax is axes[-1, 0] else ""
         )
-        curve(lines, *labels, title if ax is axes[0, 0] else "", ax=ax)
+        curve(lines, below, AXES.get(y, y), title if ax is axes[0, 0] else "", ax=ax)
         small = dict(fontsize=7, title=look(mech).label, title_fontsize=8)
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), **small)
     return figure

@@ -584,8 +584,9 @@ def runs_table(found, title: str = "") -> Table:
     Returns: one row a setting.
     """
     settings = {}
-    for r in (r for r in records.current(found).values() if r.final):
-        settings.setdefault((r.scale, r.key), []).append(r)
+    for r in records.current(found).values():
+        if r.final:
+            settings.setdefault((r.scale, r.key), []).append(r)
     names = {score_of(group)[0] for group in settings.values()} - {""}
     quality = " or ".join(SCORES[name] for name in SCORES if name in names) or "score"
     header = ("run", "n", quality, "epsilon", "up, GiB", "down, GiB", "CPU minutes")

@@ -258,7 +258,7 @@ class Choice:
         return (
             f"{start}. The guarantee allows {s.messages:,} messages per client, and a"
             f" client sends {turns:.3g} on average: pass visits={limit} to the"
-            " Deployment, which then draws no client more often than that"
+            " Deployment, and draw no client more often than that"
         )
 
     def as_dict(self) -> dict:

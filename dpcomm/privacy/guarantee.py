@@ -23,7 +23,7 @@ RELATIONS = {
         "each message is by chance the {unit}'s, otherwise a null message (one"
         " without data); compared with null messages only"
     ),
-    "poisson-null": ("one {unit}'s messages become null messages (without data)"),
+    "poisson-null": "one {unit}'s messages become null messages (without data)",
     "local": "one {unit}'s input changes arbitrarily",
 }
 SAMPLINGS = {

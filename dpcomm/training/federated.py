@@ -104,7 +104,7 @@ def _mismatches(promise, config, n_clients, rounds, mechanism, unit, visits):
         yield "", f"its trust is {shown(promise.trust)}, and {only}"
     if mechanism.summed and cohort < mechanism.honest:
         fix = f"{mechanism.honest}: build the mechanism for n_clients={cohort}"
-        yield "", (f"{cohort} clients send noise, and the guarantee needs {fix}")
+        yield "", f"{cohort} clients send noise, and the guarantee needs {fix}"
 
 
 PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of that run
@@ -372,12 +372,10 @@ def _report(run, task, guarantee, metrics, shows_loss, train_loss):
     if metrics:
         how = "a function that returns a dict of numbers"
         scores = check_kind("metrics(...)", metrics(*test), dict, how)
-        scores = {k: v.item() if hasattr(v, "item") else v for k, v in scores.items()}
-        if taken := {"round", "eps", "clip"} & scores.keys():
-            what = f"a score is named {shown(min(taken))}, as what a history has anyway"
-            raise ValueError(f"{what}: give it another name")
         for name, value in scores.items():
-            check_kind(f"score {shown(name)}", value, (int, float, NoneType), how)
+            if getattr(value, "shape", None) == ():  # a number of numpy's or torch's
+                scores = scores | {name: (value := value.item())}
+            check_kind(f"score {shown(name)}", value, (float, int, NoneType), how)
     elif task.loss is cross_entropy:
         scores = dict(zip(("accuracy", "loss"), evaluate(*test)))
     else:
@@ -385,19 +383,15 @@ def _report(run, task, guarantee, metrics, shows_loss, train_loss):
     for name in (k for k, v in scores.items() if v != v):
         why = f"{name} on the test set is nan: correct its data, or lower lr"
         warnings.warn(f"round {run.round}: {why}", stacklevel=2)
-    eps, bits = guarantee(run.round).eps if guarantee else None, run.ledger
-    run.history.append(
-        {
-            "round": run.round,
-            **scores,
-            **({"train_loss": train_loss} if shows_loss else {}),
-            "eps": eps,
-            "uplink_bits": bits.uplink_bits,
-            "downlink_bits": bits.downlink_bits,
-            "header_bits": bits.header_bits,
-            **({} if run.clip is None else {"clip": run.clip}),
-        }
-    )
+    spent = {"eps": guarantee(run.round).eps if guarantee else None}
+    for name in ("uplink_bits", "downlink_bits", "header_bits"):
+        spent[name] = getattr(run.ledger, name)
+    spent |= {} if run.clip is None else {"clip": run.clip}
+    trained = {"train_loss": train_loss} if shows_loss else {}
+    if taken := {"round", *trained, *spent} & scores.keys():
+        why = f"a score is named {shown(min(taken))}, which every history has already"
+        raise ValueError(f"{why}: give it another name")
+    run.history.append({"round": run.round, **scores, **trained, **spent})
 
 # %% ../../nbs/training/federated.ipynb #2e6ca198
 def simulate(

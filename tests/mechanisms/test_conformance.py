@@ -69,9 +69,8 @@ def ours(name: str) -> bool:
 def test_help_is_enough_to_call_a_method_and_to_set_a_field(name):
     "Of each argument, of what is returned, and of each field of the mechanism."
     cls = contract.mechanism_class(name)
-    missing = [
-        field.name for field in dataclasses.fields(cls) if not told(field.name, cls)
-    ]
+    names = [field.name for field in dataclasses.fields(cls)]
+    missing = [name for name in names if not told(name, cls)]
     for method, function in inspect.getmembers(cls, inspect.isfunction):
         told_of = inspect.getdoc(getattr(cls, method)) or ""
         if method.startswith("_"):
@@ -156,10 +155,8 @@ def test_shapes_and_types(case, d):
     mechanism = case.make(d)
     rows = torch.stack(list(inputs(d).values()))
     before, few = rows.clone(), rows[::3]
-    estimates, clipped = (
-        mechanism.simulate(rows, streams(len(rows))),
-        mechanism.clip(rows),
-    )
+    estimates = mechanism.simulate(rows, streams(len(rows)))
+    clipped = mechanism.clip(rows)
     bias, variance = mechanism.moments(few)
     assert estimates.shape == clipped.shape == rows.shape
     assert bias.shape == variance.shape == few.shape
@@ -403,11 +400,8 @@ def one_law(case, kind, d, n):
         .double()
         .numpy()
     )
-    drawn = (
-        mechanism.simulate(u.expand(6 * n, d), seed_tree(0, "laws", kind, d))
-        .double()
-        .numpy()
-    )
+    drawn = mechanism.simulate(u.expand(6 * n, d), seed_tree(0, "laws", kind, d))
+    drawn = drawn.double().numpy()
     if not is_random(mechanism, len(u)):
         assert np.array_equal(sent[0], drawn[0])
         assert (np.ptp(sent, axis=0) == 0).all()

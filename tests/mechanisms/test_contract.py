@@ -41,6 +41,16 @@ def test_a_mechanism_that_only_simulates_sends_floats():
         plain.decode(type(message)("plain", 2, b"1234", message.fingerprint))
 
 
+def test_a_subclass_is_made_from_what_its_own_init_takes():
+    class Scaled(contract.mechanism_class("gaussian")):
+        def __init__(self, *, scale):
+            super().__init__(clip_norm=scale, sigma=1.0)
+
+    assert Scaled(scale=2.0).clip_norm == 2.0
+    with pytest.raises(ValueError, match="a field of Scaled .*did you mean 'scale'"):
+        Scaled(scal=2.0)
+
+
 def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):
     kept = [contract.mechanism_class(name) for name in ("gaussian", "rec")]
     monkeypatch.setattr(contract, "_REGISTRY", dict(contract._REGISTRY))

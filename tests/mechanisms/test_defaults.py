@@ -37,10 +37,8 @@ def test_no_default_is_two_per_cent_above_its_composed_losses(name):
     for made, run, part in cases(name):
         said = made.guarantee(rounds=ROUNDS, delta=DELTA, **run)
         proved = compose([part], DELTA)
-        assert (said.relation, said.sampling) == (
-            proved.guarantee.relation,
-            proved.guarantee.sampling,
-        )
+        same = proved.guarantee
+        assert (said.relation, said.sampling) == (same.relation, same.sampling)
         assert said.eps <= 1.02 * proved.eps
         assert said.eps >= proved.low * (1 - 1e-9) or name in SIGNS
         assert said.accountant in ("pld", "pld-exact", "exact-balle", "mixture-balle")

@@ -67,11 +67,8 @@ def test_every_mechanism_is_calibrated_at_three_deployments(name):
         made = made or deployment.calibrate(name, eps)
         stated = deployment.guarantee(made)
         proved = expected(deployment, made)
-        assert (stated.eps, stated.trust, stated.rounds) == (
-            proved.eps,
-            proved.trust,
-            proved.rounds,
-        )
+        told, wanted = ((g.eps, g.trust, g.rounds) for g in (stated, proved))
+        assert told == wanted
         assert stated.eps <= eps and stated.delta == deployment.delta
         if name not in STEPS:
             assert stated.eps > 0.99 * eps

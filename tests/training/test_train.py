@@ -54,7 +54,8 @@ def test_it_is_the_run_that_simulate_makes():
         (dict(criterion=1), ValueError, "'criterion'.*did you mean 'loss'"),
         (dict(resume=True), ValueError, "resume is True, and there is no checkpoint"),
         (dict(metrics=lambda *_: dict(a="b")), TypeError, "score 'a' is 'b'; .*numb"),
-        (dict(metrics=lambda *_: dict(eps=1)), ValueError, "score is named 'eps', as"),
+        (dict(metrics=lambda *_: dict(eps=1)), ValueError, "score is named 'eps', w"),
+        (dict(metrics=lambda *_: dict(a=torch.ones(2))), TypeError, "a float or"),
         (dict(onyl=1), ValueError, "setting is 'onyl'; .*: pass one of these$"),
         (dict(eps=3.0), ValueError, "eps is 3.0; only math.inf .*calibrate"),
         (dict(eps=math.inf, max_epsilon=2.0), ValueError, "eps is inf, and guarantee"),
@@ -130,10 +131,8 @@ def test_what_no_guarantee_covers_is_left_out_unless_asked_for():
     assert all("train_loss" not in entry for entry in run.history)
     told = dpcomm.train(model, people, mechanism, deployment, train_loss=True, **how)
     assert all("train_loss" in entry for entry in told.history)
-    with pytest.raises(
-        TypeError,
-        match="deployment is None; it must be a Deployment: pass who takes part",
-    ):
+    says = "deployment is None; it must be a Deployment: pass who takes part"
+    with pytest.raises(TypeError, match=says):
         dpcomm.train(model, people, mechanism, None, **how)
 
 
