@@ -54,7 +54,7 @@ def as_run(
     mechanism, config: Config, n_clients: int, rounds: int, delta: float, d: int = None
 ) -> dict:
     """Guarantee of a run with cohorts of a fixed size.
-    [fltop/privacy, Thms. seat and replace; Kairouz et al. 2021]
+    [fltop/privacy, Props. B and C; Kairouz et al. 2021]
     """
     if isinstance(mechanism, ddg.DDGauss):
         run = dict(rounds=rounds, delta=delta, d=d, accountant="rdp-balle")
@@ -143,7 +143,7 @@ def calibrated_c(
     eps: float, n_clients: int, cohort: int, rounds: int, n_groups: int, by=None, bits=7
 ) -> float:
     """DP-REC's clip over standard deviation for a budget, four decimals, rounded down.
-    [dprec App. C.2; dprec/theorem, Thms. F, order]
+    [dprec App. C.2; dprec/theorem, Prop. H]
 
     by: None, Algorithm 7; exact-balle; pld-exact, which is looked for just above that.
     """
