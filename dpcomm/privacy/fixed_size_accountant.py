@@ -165,7 +165,7 @@ def participations(
     q: cohort / n_clients, in (0, 1].
     quantile: of the largest count among n_clients, in (0, 1).
     n_clients: clients whose largest count is asked for, >= 1.
-    Returns: int with this probability none of them takes part more often.
+    Returns: int; with this probability none of them takes part more often.
     """
     return int(binom.isf((1 - quantile) / n_clients, rounds, q))
 
