@@ -331,7 +331,7 @@ def show_changes(args, name, made, change, folder):
     _o("--scale", "S", SCALE, default="full"),
     *(SEEDS, OUT),
     _o("--only", "KEY", "only runs whose key begins with KEY", default="all"),
-    _o("--processes", "N", "at a time", type=number(1, 4096, True), default=1),
+    _o("--processes", "N", "at a time", type=number(1, 4096, True)),
     _o("--device", "D", WHERE, default="auto"),
     _o("--dask", "ADDRESS", "Dask scheduler, for example tls://host:8786", default=""),
     _o("--slurm", "", "run as Slurm jobs, through dask-jobqueue"),
@@ -352,8 +352,6 @@ def sweep_all(args) -> int:
             "--decide chooses the seeds of full-scale runs, which alone receive verdicts:"
             " leave out --seeds and --scale, or leave out --decide"
         )
-    if args.dask and args.slurm:
-        raise ValueError("--slurm: not allowed with --dask: leave one of them out")
     if args.slurm_option and not args.slurm:
         raise ValueError("--slurm-option belongs to --slurm: add it or leave both out")
     if not args.names and args.only != "all":
@@ -371,11 +369,12 @@ def sweep_all(args) -> int:
     print(f"writing records to {runs.ready(folder)}", file=sys.stderr)
     how = dict(device=args.device, say=lambda line: print(line, file=sys.stderr))
     how["end"] = None if args.max_hours is None else time.time() + 3600 * args.max_hours
-    if args.processes == 1 and not args.dask and not args.slurm:
+    processes = args.processes or 1
+    if processes == 1 and not args.dask and not args.slurm:
         done = sweep.run_here(jobs, folder, **how)
     else:
         slurm = dict(args.slurm_option) if args.slurm else None
-        with sweep.dask_client(jobs, args.processes, args.dask, slurm) as client:
+        with sweep.dask_client(jobs, processes, args.dask, slurm) as client:
             done = sweep.run_dask(jobs, client, folder, **how)
     for job, why in done.failed.items():
         print(f"\n{job.name} failed: {why.strip()}", file=sys.stderr)
@@ -613,6 +612,9 @@ def flower(args) -> None:
     print(textwrap.fill(floor.TRUST, 80))
 
 # %% ../nbs/reference/cli.ipynb #e00b74bc
+APART = ("csv", "json"), ("slurm", "dask"), ("processes", "dask"), ("print", "plan")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(f"{message}; `{self.prog} --help` shows what is accepted")
@@ -634,7 +636,11 @@ def _parse(argv):
         known = verbs.choices[argv[0]]._option_string_actions
         for option in [w.split("=")[0] for w in argv[1:] if w.startswith("--")]:
             check_choice("option", option, known)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for one, other in APART:
+        if getattr(args, one, None) and getattr(args, other, None):
+            raise ValueError(f"--{one}: not allowed with --{other}: leave one out")
+    return args
 
 
 def _kept(args, words):

@@ -53,6 +53,8 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("sweep dprec-mnist --seeds 0;1", "is not a list of distinct whole numbers"),
         ("sweep --seeds 99999999999999999999999999", "from 0 to 2**63 - 1"),
         ("sweep --dask tls://a:1 --slurm", "--slurm: not allowed with"),
+        ("sweep --dask tls://a:1 --processes 2", "--processes: not allowed with"),
+        ("list --json --csv", "--csv: not allowed with --json"),
         ("sweep --slurm-option account=mine", "belongs to --slurm"),
         ("sweep dprec-mnist --scale smoke --device gpu", "did you mean 'cpu'"),
         ("sweep --decide --seeds 1", "--decide chooses the seeds"),
