@@ -653,7 +653,7 @@ def protocol(parties, messages, sees: dict, title: str = ""):
     at, end = {name: i for i, name in enumerate(parties)}, len(messages)
     small, box = dict(fontsize=8, color=INK), dict(boxstyle="round,pad=0.4", ec=INK)
     centre = dict(ha="center", va="center")
-    with style((7.4, 1.5 + 0.6 * end)):
+    with style((7.4, 1.4 + 0.5 * end)):
         figure, ax = pyplot().subplots()
         for name, x in at.items():
             ax.plot((x, x), (-0.6, end - 0.2), color=INK, lw=1, ls=":", zorder=1)
