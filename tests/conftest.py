@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -112,14 +111,6 @@ def one(tmp_path_factory):
     made = runs.run_grid("dprec-mnist", "smoke", [0, 1], folder, "linear.eps3")
     assert len(made) == 4
     return {(r.key, r.seed): records.result_of(r) for r in made}
-
-
-@pytest.fixture(scope="session")
-def pool():
-    "Two workers for tests that wait for other processes."
-    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as executor:
-        yield executor
-        executor.shutdown(cancel_futures=True)
 
 
 def lacks(stats: dict) -> Counter:

@@ -3,15 +3,13 @@
 import ast
 import json
 import sys
-from configparser import ConfigParser
 
 import pytest
 from checkout import MODULES as PACKAGE
 from checkout import ROOT, python
 from packaging.requirements import Requirement
+from test_wheel import SETTINGS
 
-SETTINGS = ConfigParser(delimiters=["="])
-SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
 MODULES = sorted(
     ".".join(p.with_suffix("").parts).removesuffix(".__init__")
     for p in PACKAGE
@@ -25,7 +23,7 @@ BROUGHT = {"run": {"IPython", "PIL", "nbclient", "nbformat"}}
 
 def wanted(extra: str = "") -> set[str]:
     "What an extra, or the package itself, asks for, by the names of its imports."
-    words = SETTINGS["DEFAULT"][f"{extra}_requirements" if extra else "requirements"]
+    words = SETTINGS[f"{extra}_requirements" if extra else "requirements"]
     names = {Requirement(word).name for word in words.split()}
     imported = (NAMED.get(name, {name.replace("-", "_")}) for name in names)
     return set().union(*imported) | BROUGHT.get(extra, set())
@@ -33,10 +31,10 @@ def wanted(extra: str = "") -> set[str]:
 
 EXTRAS = sorted(
     name.removesuffix("_requirements")
-    for name in SETTINGS["DEFAULT"]
+    for name in SETTINGS
     if name.endswith("_requirements")
 )
-BLOCKED = set().union(*map(wanted, EXTRAS)) - wanted() | {"pandas"}
+BLOCKED = set().union(*map(wanted, EXTRAS)) - wanted()
 BARE = f"""
 import importlib, json, sys
 import cryptography, filelock, numpy, randomgen, rich.live, scipy.stats, torch, tqdm
@@ -140,7 +138,7 @@ def brought(node: ast.With) -> str | None:
 
 def strays(tree: ast.Module) -> list[str]:
     """Imports of what `pip install dpcomm` does not bring that no `needs` answers for, or
-    one that names an extra without it; in a try that expects ImportError none.
+    one that names an extra without it; in a try that expects ImportError two may stand.
     """
     brings = wanted() | {*sys.stdlib_module_names, "dpcomm", "__future__"}
 
@@ -149,8 +147,7 @@ def strays(tree: ast.Module) -> list[str]:
             here = here | wanted(extra) if (extra := brought(node)) else here
         if isinstance(node, ast.Try):
             caught = [ast.unparse(h.type) for h in node.handlers if h.type]
-            if "ImportError" in caught:
-                return
+            here = here | {"flwr", "pfl"} if "ImportError" in caught else here
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
