@@ -200,7 +200,7 @@ def test_amplification_of_a_gaussian_is_the_gaussians():
 
 def test_the_guarantee_is_the_bound_at_the_honest_noise():
     "By hand from the bound, for the rounded vector, or two opposite ones, and 35 of 50 shares."
-    m, d = Skellam(1.0, 2.0, 50, tolerance=0.3), 300
+    m, d = Skellam(1.0, 2.0, 50, 10, tolerance=0.3), 300
     d2 = rounded_norm(1 / m.step(d), d, m.beta)
     d1, mu = min(math.sqrt(d) * d2, d2**2), 35 * (m.share / m.step(d)) ** 2
     run = dict(rounds=5, delta=1e-5, d=d)
@@ -416,15 +416,3 @@ def test_a_wide_ring_takes_every_clipped_update(kind, bits, n, sigma, d):
     assert np.array_equal(words, m.ring.wrap(z)) and len(z) == 2
     assert bound == ring.rounded_norm(1.0 / m.step(d), m.size(d), m.beta)
     assert max(ring.squared_length(z)) <= Fraction(bound) ** 2
-
-
-def test_a_swap_doubles_both_distances(monkeypatch):
-    "Two vectors of one length may be opposite: twice as far apart in L2, and in L1."
-    asked, curve = [], skellam_module.rdp_skellam
-    monkeypatch.setattr(
-        skellam_module, "rdp_skellam", lambda *a: asked.append(a[2:]) or curve(*a)
-    )
-    for relation in ("zero-out", "replace"):
-        Skellam(1.0, 2.0, 50).guarantee(rounds=1, delta=1e-5, d=64, relation=relation)
-    (l2, l1), swapped = asked
-    assert swapped == (2 * l2, 2 * l1) and l2 <= l1 <= 8 * l2

@@ -9,11 +9,6 @@ from tables import tabled
 from dpcomm.privacy.lower_bounds import information, least_error
 
 
-@tabled("eps", [0.01, 0.3, 1.0, 4.0, 20.0])
-def test_randomised_response_says_less_than_the_bound(eps):
-    assert math.tanh(eps / 2) ** 2 <= information(eps, 0.0, 1)
-
-
 @tabled("eps, d", [(0.2, 3), (1.0, 3), (3.0, 5)])
 def test_no_channel_of_few_signs_says_more(eps, d):
     "The best privately chosen sign pattern, by enumeration: exponential mechanism."
