@@ -20,7 +20,10 @@ Quarto would load scripts from elsewhere for HTML outputs; as raw blocks they ne
 
 import ast
 import re
+from itertools import groupby
 from pathlib import Path
+
+from nbdev.maker import ModuleMaker
 
 from dpcomm.evidence.paper_tables import papers
 
@@ -31,6 +34,7 @@ SUMMARIES = {
     "source": "Source",
     "check": "✓ checked",
 }
+SHOWN = ("figure", "table", "widget")
 
 
 def code_of(cell):
@@ -71,12 +75,7 @@ def join_steps(cells: list, everything: bool = False) -> list:
         if made == "step":
             steps.append(cell)
             continue
-        if (
-            made in ("figure", "table", "widget")
-            or everything
-            and cell
-            and code_of(cell)
-        ):
+        if made in SHOWN or everything and cell and code_of(cell):
             alone = not steps and "\n" not in code_of(cell).strip()
             if alone and made in ("table", "widget"):
                 cell.source = f"#| echo: false\n{cell.source}"
@@ -123,8 +122,7 @@ def lead(cells: list) -> list:
     kept, box, seen = [], [], set()
     for section in sections:
         title = TITLE.match(section[0].source)[1]
-        codes = [c for c in section if c.cell_type == "code" and _is_free(c)]
-        new = {*map(role, codes)} & {"figure", "table", "widget"} - seen
+        new = {*map(role, filter(_is_free, section))}.intersection(SHOWN) - seen
         if section is closed[0]:
             box += section[1:]
             continue
@@ -189,10 +187,7 @@ class Site:
         self.nb = nb
         for cell in nb.cells:
             if cell.cell_type == "code" and "exporti" in cell.directives_:
-                body = ast.parse(cell.source).body
-                if any(
-                    not name.startswith("_") for node in body for name in _names(node)
-                ):
+                if ModuleMaker.make_all(None, [cell]):
                     cell.directives_["exports"] = cell.directives_.pop("exporti")
 
     def begin(self):
@@ -203,32 +198,23 @@ class Site:
         everything = experiment or room in (*papers(), "baselines", "use")
         if experiment:
             self.nb.cells[:] = lead(self.nb.cells)
-        kept, row = [], []
-        for cell in self.nb.cells:
-            if cell.cell_type == "code" and _is_free(cell):
-                row.append(cell)
-                continue
-            kept, row = [*kept, *join_steps(row, everything), cell], []
+        kept = []
+        for free, row in groupby(self.nb.cells, _is_free):
+            kept += join_steps([*row], everything) if free else row
+        self.nb.cells[:] = kept
+        for cell in kept:
             if cell.cell_type == "code" and "exports" in cell.directives_:
                 cell.source = re.sub(
                     r"^#\| code-(fold|sum).*\n", "", cell.source, flags=re.M
                 )
                 fold(cell, "source")
-        self.nb.cells[:] = kept + join_steps(row, everything)
         close_sections(self.nb.cells, RUNS if experiment else TITLES)
         for output in (o for cell in self.nb.cells for o in cell.get("outputs", ())):
             keep_html(output)
 
 
-def _names(node):
-    "What a statement of a module defines."
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    names = [t.id for t in targets if isinstance(t, ast.Name)]
-    return [*names, *([node.name] if hasattr(node, "name") else [])]
-
-
 def _is_free(cell):
-    "Whether neither nbdev nor the page has said how a code cell is shown."
-    return not (
-        "exports" in cell.directives_ or cell.source.startswith("#| echo: false")
-    )
+    "Whether it is code, and neither nbdev nor the page has said how it is shown."
+    if cell.cell_type != "code" or "exports" in cell.directives_:
+        return False
+    return not cell.source.startswith("#| echo: false")

@@ -6,15 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from checkout import ROOT
+from fastcore.basics import AttrDict as Cell
 
 site = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "fold_pages.py")))
 PICTURE = [{"data": {"image/png": ""}}]
 TABLE = [{"data": {"text/html": ["<table>", "</table>"]}}]
 TEXT = [{"text": ["1\n"]}]
-
-
-class Cell(dict):
-    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
 
 
 def code(source, outputs=(), **directives):
