@@ -10,12 +10,12 @@ import html
 import json
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import browser
 import pytest
+from bs4 import BeautifulSoup
 from checkout import ROOT, SHOWN
 from fontTools.ttLib import TTFont
 from tables import tabled
@@ -29,47 +29,28 @@ WIDTHS = (1400, 400)
 LIMIT = 500_000  # bytes of a page with all it loads as it opens, compressed
 
 
-class Page(HTMLParser):
+class Page:
     "What a page links to, loads and shows."
 
     def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.ids, self.links, self.loads, self.images = set(), [], [], []
-        self.late = []  # fetched when it comes near
-        self.bare, self.figures, self.open, self.words = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.ids |= {given["id"]} if given.get("id") else set()
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
-        if tag == "link" and given.get("rel", "") in ("stylesheet", "icon", "preload"):
-            self.loads.append(given["href"])
-        if tag in ("script", "img", "iframe") and given.get("src"):
-            kind = self.late if given.get("loading") == "lazy" else self.loads
-            kind.append(given["src"])
-        if tag == "img":
-            self.images.append((given.get("src", "")[:80], given.get("alt", "")))
-            (self.figures[-1] if self.figures else self.bare).append(
-                given.get("src", "")
-            )
-        if tag == "figure":
-            self.figures.append([])
-        if tag == "figcaption" and self.figures:
-            self.figures[-1].clear()
-        if tag in ("script", "style", "math", "pre", "code"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag == "figure" and self.figures:
-            self.bare += self.figures.pop()  # no caption came
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_data(self, data):
-        if not self.open:
-            self.words.append(data)
+        page = BeautifulSoup(text, "html.parser")
+        self.ids = {tag["id"] for tag in page(id=True)}
+        self.links = [tag["href"] for tag in page("a", href=True)]
+        images = page("img", src=True)
+        self.images = [(tag["src"][:80], tag.get("alt", "")) for tag in images]
+        self.bare = [
+            tag["src"]
+            for tag in images
+            if not (tag.find_parent("figure") or tag).find("figcaption")
+        ]
+        heads = page("link", rel=["stylesheet", "icon", "preload"])
+        parts = page(["script", "img", "iframe"], src=True)
+        self.late = [tag["src"] for tag in parts if tag.get("loading") == "lazy"]
+        self.loads = [tag["href"] for tag in heads]
+        self.loads += [tag["src"] for tag in parts if tag.get("loading") != "lazy"]
+        for tag in page(["script", "style", "math", "pre", "code"]):
+            tag.extract()
+        self.words = page.get_text()
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +103,7 @@ def unseen(page, pages):
     for source in pages[page].bare:
         if "figure-html" in source:
             yield f"a figure without caption: {source}"
-    text = "".join(pages[page].words)
+    text = pages[page].words
     for raw in re.findall(r"\\\(|\\\[|\$\$|\\(?:frac|mathbb|mathcal|lVert)\b", text):
         yield f"raw TeX: {raw}"
     for name in re.findall(r"\?@((?:eq|fig|tbl|thm|lem|cor|prp|def|exm)-[\w-]+)", text):
