@@ -30,23 +30,15 @@ def count_bounds(n: int, p: float, comparisons: int = 1) -> tuple[float, float]:
 
 def fit(counts, probabilities) -> float:
     "p-value of Pearson's chi-square; cells that expect fewer than 10 are merged."
-    counts, expected = (
-        np.asarray(counts, float),
-        np.sum(counts) * np.asarray(probabilities, float),
-    )
-    assert np.isclose(expected.sum(), counts.sum()), (
-        "the probabilities do not sum to one"
-    )
+    counts = np.asarray(counts, float)
+    expected = counts.sum() * np.asarray(probabilities, float)
+    assert np.isclose(expected.sum(), counts.sum()), "the law does not sum to one"
     small = expected < 10
     if small.any():
         counts = np.append(counts[~small], counts[small].sum())
         expected = np.append(expected[~small], expected[small].sum())
-    return float(
-        stats.chi2.sf(
-            ((counts - expected) ** 2 / np.maximum(expected, 1e-300)).sum(),
-            len(counts) - 1,
-        )
-    )
+    squares = (counts - expected) ** 2 / np.maximum(expected, 1e-300)
+    return float(stats.chi2.sf(squares.sum(), len(counts) - 1))
 
 
 def same_law(a, b) -> float:

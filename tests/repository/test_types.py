@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import re
+import symtable
 
 import pytest
 from checkout import NOTEBOOKS, ROOT, cells, python
@@ -54,14 +55,8 @@ GUIDES += [
 
 def top_level(code: str) -> list[str]:
     "Names that a cell defines."
-    found = []
-    for node in ast.parse(code).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.append(node.name)
-        alone = [node.target] if isinstance(node, ast.AnnAssign) else []
-        for target in getattr(node, "targets", alone):
-            found += [one.id for one in ast.walk(target) if isinstance(one, ast.Name)]
-    return found
+    symbols = symtable.symtable(code, "cell", "exec").get_symbols()
+    return [s.get_name() for s in symbols if s.is_assigned() and not s.is_imported()]
 
 
 def guide(page) -> str:
