@@ -302,11 +302,13 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
             axes[0].tick_params(labelleft=True)
             ylabel = axes[0].get_ylabel() or ylabel
             axes[0].set_ylabel(ylabel)
+    turned = []
     for ax in phone.axes:
         names = [name.get_text() for name in ax.get_xticklabels()]
         if len("".join(names)) > 50 and "$" not in "".join(names):  # words, no powers
             ax.tick_params("x", rotation=90)
             height += max(map(len, names)) / 15
+            turned.append(ax)
     sizes = [ax.xaxis.label.get_size() if ax.axison else 14 for ax in phone.axes]
     letters = max(sizes, default=10) / 10  # without axes: words that stand side by side
     titles = {ax.get_title(side) for ax in phone.axes for side in ("left", "center")}
@@ -321,6 +323,7 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
         if not names or not (beside or owner is phone):
             continue  # empty, or inside its panel
         place = dict(loc="outside lower left")
+        owner = phone if owner in turned else owner  # below names of any length
         if owner is not phone:
             place = dict(loc="upper left", bbox_to_anchor=(0, -0.22))
         size = float(legend.get_texts()[0].get_fontsize())
