@@ -8,6 +8,7 @@ import torch
 from made_up import made_up
 from torch import nn
 
+from dpcomm.core.vectors import unpack
 from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import lines
 from dpcomm.experiments.fltop import costs, fmnist, medical
@@ -64,11 +65,7 @@ def test_one_local_round_is_gradient_descent_on_the_whole_batch(public):
         weights = public.start.clone()
         for _ in range(SMOKE.changes["epochs"]):
             given = weights.clone().requires_grad_()
-            named, at = {}, 0
-            for name, p in net.named_parameters():
-                named[name] = given[at : at + p.numel()].view_as(p)
-                at += p.numel()
-            scores = torch.func.functional_call(net, named, (public.x,))
+            scores = torch.func.functional_call(net, unpack(net, given), (public.x,))
             (gradient,) = torch.autograd.grad(public.loss(scores, public.y), given)
             weights -= SMOKE.changes["lr"] * gradient * (1 if held is None else held)
         update = public.update(held)
