@@ -1,6 +1,7 @@
 "What the comparison of sqSGD with its baselines shares between tasks."
 
 import dataclasses
+import functools
 
 import pytest
 from made_up import made_up
@@ -14,10 +15,7 @@ from dpcomm.mechanisms import sqsgd
 
 TASKS = {t: runs.find(f"sqsgd-{t}").module for t in ("mnist", "emnist", "fmnist")}
 LENET = mnist.Base(61_706, (200, 300, 400))
-
-
-def paper_setting(task, name):
-    return paper_tables.hyper("sqsgd", name, task).value
+paper_setting = functools.partial(lines.stated, "sqsgd")
 
 
 @tabled("task", TASKS)

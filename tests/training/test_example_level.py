@@ -14,7 +14,7 @@ from scipy.stats import norm
 from tables import tabled
 
 from dpcomm.core.random import seed_tree
-from dpcomm.core.vectors import flatten, groups
+from dpcomm.core.vectors import flatten, groups, pack
 from dpcomm.datasets import images as data
 from dpcomm.mechanisms import contract
 from dpcomm.privacy.accounting import gaussian_guarantee
@@ -38,10 +38,6 @@ CONFIG = Config(
 )
 
 
-def flat(model):
-    return flatten(p.detach() for p in model.parameters())
-
-
 def images(n, *path):
     rng = seed_tree(0, "images", n, *path)
     return torch.from_numpy(
@@ -63,7 +59,7 @@ def federation(n=40, clients=4):
 @tabled("name", ["linear", "lenet5", "conv10"])
 def test_each_images_gradient_is_autograds(name):
     model, (x, y) = models.build(name, seed_tree(0)), images(5)
-    w = flat(models.build(name, seed_tree(1)))
+    w = pack(models.build(name, seed_tree(1)))
     g, losses = example_level.example_gradients(model, w, x, y)
     assert g.shape == (5, len(w)) and losses.shape == (5,)
     own = models.build(name, seed_tree(1))
@@ -73,13 +69,13 @@ def test_each_images_gradient_is_autograds(name):
         torch.testing.assert_close(g[i], expected, atol=2e-5, rtol=1e-3)
         torch.testing.assert_close(losses[i], loss.detach())
     assert list(groups(model)) == list(groups(own)) and torch.equal(
-        flat(model), flat(models.build(name, seed_tree(0)))
+        pack(model), pack(models.build(name, seed_tree(0)))
     ), "the model is untouched"
 
 
 def test_the_sum_clips_each_image_and_ignores_the_chunks(monkeypatch):
     model, (x, y) = models.build("linear", seed_tree(0)), images(9)
-    w = flat(model)
+    w = pack(model)
     g, losses = example_level.example_gradients(model, w, x, y)
     clip = float(g.norm(dim=1).median())
     by_hand = sum(row * min(1.0, clip / float(row.norm())) for row in g)
@@ -149,7 +145,7 @@ def test_average_weighs_by_images_and_signs_not_at_all():
 
 def test_a_round_without_noise_is_one_step_on_the_cohorts_images():
     model, fed = models.build("linear", seed_tree(0)), federation()
-    w = flat(model).requires_grad_()
+    w = pack(model).requires_grad_()
     run = federated.Run(w, 0, False, state.Ledger(4), [], 0.0)
     optimiser, before = state.server_optimiser(w, CONFIG), w.detach().clone()
     quiet = contract.mechanism(

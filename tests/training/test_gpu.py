@@ -17,6 +17,7 @@ from torch import nn
 from dpcomm.core.random import Insecure, seed_tree
 from dpcomm.core.vectors import flatten
 from dpcomm.datasets import images
+from dpcomm.experiments import accounts
 from dpcomm.experiments.run import runs
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import federated, fused, local_sgd, models
@@ -68,19 +69,14 @@ def test_simulated_rows_have_the_stated_moments(gpu, case):
     assert (np.abs(error) <= radius(np.sqrt(variance), n, d * len(ALL)) + 1e-6).all()
 
 
-def digits(n_clients=20):
-    data = images.load("digits")
-    parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
-    return images.Federation(data, parts, "iid")
-
-
 @every_case
 def test_a_run_stays_on_the_device(gpu, case):
     "Two rounds with sums, noise, an average and an evaluation."
     net = models.build("linear", seed_tree(0, "init"))
     d = sum(p.numel() for p in net.parameters())
     config = federated.Config(rounds=2, cohort=5, steps=2, eval_every=1)
-    task = federated.Task(net, digits(), case.make(d), config, 0)
+    clients = accounts.mnist_clients("digits", 20)
+    task = federated.Task(net, clients, case.make(d), config, 0)
     run = federated.simulate(task, device="cuda")
     assert run.w.is_cuda and torch.isfinite(run.w).all() and len(run.history) == 2
 
