@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from made_up import made_up
+from test_dprec import listed
 from torch import nn
 
 from dpcomm.core.vectors import unpack
@@ -18,10 +19,6 @@ from dpcomm.mechanisms import topk
 
 SMOKE = fmnist.settings("smoke")
 PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
-
-
-def listed(experiment, scale="smoke"):
-    return {line.key: line for line in experiment.grid(scale)}
 
 
 @pytest.fixture(scope="module")
