@@ -97,6 +97,13 @@ def test_noise_alone_leaves_the_length_and_rounding_toward_zero_takes_it():
     assert kept["quant8"] < kept["quant8-range"] <= 1 + 1e-3
 
 
+@tabled("scale", ("smoke", "quick", "full"))
+def test_shakespeares_lines_promise_the_epsilon_of_their_keys(scale):
+    for line in shakespeare.grid(scale)[:2]:
+        _, spec = lines.prepared(line)
+        assert spec.guarantee(spec.config.rounds).eps == pytest.approx(3, rel=0.02)
+
+
 def test_shakespeares_counts_are_those_of_the_windows_that_train():
     grid, clients = listed(shakespeare), shakespeare.federation("smoke")
     dealt = lines.run_one(grid["partition"], 0)

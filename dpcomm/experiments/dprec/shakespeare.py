@@ -55,8 +55,8 @@ def network(seed: int, hidden: int):
 
 
 def spec(config, sizes, s: dict, kind: str):
-    who = "shakespeare", 3, kind, s["n_clients"], s["clip"], s["std"]
-    return budget_spec(config, sizes, *who)
+    who, prior = ("shakespeare", 3, kind, s["n_clients"]), dict(std=s["std"])
+    return budget_spec(config, sizes, *who, clip=s["clip"], **prior)
 
 
 def spaces(line: Line, seed: int, inputs, how: dict) -> dict:
