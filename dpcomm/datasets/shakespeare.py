@@ -108,9 +108,8 @@ def federate(
 
 # %% ../../nbs/datasets/shakespeare.ipynb #cd18fe58
 ROLES = 37, 1_339, 660  # plays, roles, clients
-TEXTS = (  # SHA-256 of all that the roles say, in order
-    "eb45a91a11aada063b7329edb9fa063ea349b0cb079af87b6772605a5559ffe9"
-)
+# SHA-256 of all that the roles say, in order
+TEXTS = "eb45a91a11aada063b7329edb9fa063ea349b0cb079af87b6772605a5559ffe9"
 
 # %% ../../nbs/datasets/shakespeare.ipynb #cd18fex1
 def _check_whole(texts):

@@ -268,9 +268,7 @@ def style(size: tuple = SIZE):
     _store_sharp()
     ours = plt.matplotlib.rc_params_from_file(str(sheet), use_default_template=False)
     ours, now = dict(ours) | {"figure.figsize": size}, plt.rcParams
-    before = {
-        key: now[key] for key in ours
-    }  # these alone: Jupyter sets others meanwhile
+    before = {key: now[key] for key in ours}  # Jupyter sets others meanwhile
     now.update(ours)
     try:
         yield
@@ -567,12 +565,11 @@ AXES = {"accuracy": "accuracy, %", "balanced_accuracy": "balanced accuracy"}
 AXES |= {"recall5": "recall at 5, %", "loss": "test loss"}
 
 
-def mechanism_of(
-    record,
-) -> str:  # a key of `MECH`; 'none' where nothing was sent by one
+def mechanism_of(record) -> str:
     """The mechanism that a record's configuration names.
 
     record: records.Record.
+    Returns: a key of `MECH`; 'none' where nothing was sent by one.
     """
     name = str(record.config.get("mechanism", "")).partition("(")[0].lower()
     return name if name in MECH else "none"

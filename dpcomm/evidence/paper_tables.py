@@ -52,13 +52,9 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     below: str | None = None  # ordering: key of the smaller
     bound: Literal["above", "below"] | None = None  # ordering: side of the value
     quotient: tuple[str, str] | None = None  # two keys whose ratio this is
-    same_as: str | None = (
-        None  # key of a number of the same settings: its runs fill both
-    )
+    same_as: str | None = None  # key of a number of the same settings and runs
     own: Number | None = None  # what the paper's own protocol or arithmetic gives
-    arithmetic: str = (
-        ""  # the paper's own numbers that contradict `value` and give `own`
-    )
+    arithmetic: str = ""  # the paper's numbers that contradict `value` and give `own`
     note: str = ""  # what a reader should know
 
 # %% ../../nbs/evidence/paper_tables.ipynb #c56112c7
@@ -105,17 +101,13 @@ class Paper(Struct, frozen=True, forbid_unknown_fields=True):
     "One paper: where it is from, its numbers, its settings, and why we differ."
 
     about: dict[str, Any] = field(name="paper")  # id, what ABOUT lists, and more
-    titles: dict[
-        str, str
-    ]  # table -> what the paper calls it, in the order of the paper
+    titles: dict[str, str]  # table -> what the paper calls it, in its order
     cells: tuple[Cell, ...] = field(name="cell", default=())
     grid: tuple[dict[str, Any], ...] = ()
     hypers: tuple[Hyper, ...] = field(name="hyper", default=())
     causes: tuple[Reason, ...] = field(name="cause", default=())  # of differences
     not_run: tuple[Reason, ...] = ()  # why, by the beginnings of cells' keys
-    stand_ins: dict[str, str] = field(
-        default_factory=dict
-    )  # table -> data it was asked of
+    stand_ins: dict[str, str] = {}  # table -> data it was asked of
     claims: tuple[Claim, ...] = field(name="claim", default=())
     report: Report = Report()  # words of its report
 

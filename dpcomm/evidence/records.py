@@ -269,10 +269,7 @@ def _read(path, *state):
 
 
 def load(
-    paper: str,
-    experiment: str = None,
-    scale: str = None,
-    root: Path = None,
+    paper: str, experiment: str = None, scale: str = None, root: Path = None
 ) -> tuple:
     """The records of one paper.
 

@@ -510,10 +510,7 @@ HEADER = ("key", "paper (+/- s.e.)", "ours (+/- s.e., n)", "delta", "verdict", "
 
 
 def verdict_table(
-    paper: str,
-    table: str = None,
-    base: str = "..",
-    found: Evidence = None,
+    paper: str, table: str = None, base: str = "..", found: Evidence = None
 ) -> Table:
     """The paper's numbers with ours, and verdicts.
 

@@ -85,9 +85,8 @@ def settings(scale: str) -> dict:
     }
 
 # %% ../../nbs/experiments/frontier.ipynb #e5602111
-FEWER = dict(
-    ddgauss=12, skellam=12, quantised=4, compressive=4, topk=4
-)  # bits a parameter
+# bits a parameter
+FEWER = dict(ddgauss=12, skellam=12, quantised=4, compressive=4, topk=4)
 FEWER_OF_MANY = dict(ddgauss=16, skellam=16)  # 12 do not hold the large network's noise
 
 

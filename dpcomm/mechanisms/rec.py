@@ -52,9 +52,8 @@ def selection_moment(order: int, s: float, n_candidates: int) -> float:
     log_k, step = math.log(n_candidates), min(0.25, 0.6 / math.sqrt(order))
     widest = math.sqrt(2 * (order * log_k + FAR))  # of z
     reach = log_k + FAR + s * widest
-    x = np.arange(-reach, 11 + s * widest, max(step, s / 40))[
-        :, None
-    ]  # log t - s^2 / 2
+    # log t - s^2 / 2
+    x = np.arange(-reach, 11 + s * widest, max(step, s / 40))[:, None]
 
     def share(power, b):  # E over a_1 = e^(b - x) of (t a_1)^power e^(-t a_1)
         return np.exp(power * b - np.exp(b) - math.lgamma(power))

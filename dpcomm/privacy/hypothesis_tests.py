@@ -13,12 +13,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 from scipy.special import gammaln, log_ndtr, xlogy
 
-from dpcomm.core.checks import (
-    check_between,
-    check_kind,
-    check_reals,
-    check_stream,
-)
+from ..core.checks import check_between, check_kind, check_reals, check_stream
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #e326ad15
 MOST_EPS = 700.0  # exp(eps) is a float64 up to here

@@ -32,8 +32,7 @@ def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> 
 
     def loss_of(params, image, label):
         return F.cross_entropy(
-            functional_call(model, params, (image[None],)),
-            label[None],
+            functional_call(model, params, (image[None],)), label[None]
         )
 
     grads, losses = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(parts, x, y)

@@ -19,29 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import (
-    tree_flatten,
-    tree_leaves,
-    tree_map,
-    tree_unflatten,
-)
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpcomm.core.checks import check_choice, shown
-from dpcomm.core.vectors import (
-    HALF,
-    flatten,
-    pack,
-    trainable,
-    unflatten,
-    unpack,
-)
+from dpcomm.core.vectors import HALF, flatten, pack, trainable, unflatten, unpack
 from dpcomm.datasets.images import Inputs
-from dpcomm.training.fused import (
-    LARGE,
-    train_fused,
-    train_graphed,
-    unsupported_layer,
-)
+from dpcomm.training.fused import LARGE, train_fused, train_graphed, unsupported_layer
 
 # %% ../../nbs/training/local_sgd.ipynb #592367de
 FLOATS = *HALF, torch.float32, torch.float64
