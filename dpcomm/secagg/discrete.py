@@ -14,9 +14,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.checks import check_between, check_number, shown
+from ..core.checks import check_between, check_number, check_stream, shown
 from ..core.random import row_streams
-from .ring import check_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01
 def more_bits(
@@ -241,9 +240,11 @@ def discrete_gaussian(sigma2, shape, rng) -> np.ndarray:
     """
     sigma2 = exact_number("sigma2", sigma2, "above 0", 90)
     shape = tuple(np.array(shape, int, ndmin=1))
-    if check_streams(rng, shape[0] if shape else 1):
-        rows = [discrete_gaussian(sigma2, shape[1:], r) for r in rng]
+    if isinstance(rng, (list, tuple)):
+        streams = row_streams(rng, shape[0] if shape else 1)
+        rows = [discrete_gaussian(sigma2, shape[1:], r) for r in streams]
         return np.stack(rows) if rows else np.empty(shape, np.int64)
+    check_stream(rng)
     narrow = LARGEST_TABLE_SIGMA.bit_length() - 1
     shift = max(0, math.isqrt(math.floor(sigma2)).bit_length() - narrow)
     out, done = np.empty(math.prod(shape), np.int64), 0

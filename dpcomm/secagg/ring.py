@@ -22,6 +22,7 @@ from dpcomm.core.checks import (
     check_stream,
     shown,
 )
+from ..core.random import row_streams
 from ..core.vectors import check_finite, clip_l2
 
 # %% ../../nbs/secagg/ring.ipynb #88a4a560
@@ -163,16 +164,8 @@ def rounded_norm(norm: float, D: int, beta: float) -> float:
     return min(sure, math.sqrt(norm**2 + D / 4 + excess))
 
 # %% ../../nbs/secagg/ring.ipynb #ce7f015a
-def check_streams(rng, n: int) -> bool:
-    "Whether every row has a stream of its own; refuse a list of another length."
-    several = isinstance(rng, (list, tuple))
-    for stream in rng if several else [rng]:
-        check_stream(stream)
-    if not several or len(rng) == n:
-        return several
-    raise ValueError(
-        f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one per row"
-    )
+#| exporti
+
 
 # %% ../../nbs/secagg/ring.ipynb #d0ring02
 TRIES = 1000  # roundings of a vector before giving up; rounded_norm never needs them
@@ -209,9 +202,10 @@ def _in_vain(x, longest):
 def conditional_round(x, norm_bound, rng) -> np.ndarray:
     "Round at random within a length, all in steps. [Kairouz et al. 2021, Alg. 1]"
     x = np.asarray(x, np.float64)
-    if not check_streams(rng, len(x)):
-        return _round_until_short(x, norm_bound, rng)
-    rows = [_round_until_short(row[None], norm_bound, r) for row, r in zip(x, rng)]
+    if not isinstance(rng, (list, tuple)):
+        return _round_until_short(x, norm_bound, check_stream(rng))
+    streams = zip(x, row_streams(rng, len(x)))
+    rows = [_round_until_short(row[None], norm_bound, r) for row, r in streams]
     return np.concatenate(rows) if rows else x.astype(np.int64)
 
 # %% ../../nbs/secagg/ring.ipynb #bdf4f7fd
