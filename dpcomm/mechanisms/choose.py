@@ -121,9 +121,8 @@ def traffic(deployment: Deployment, mechanism: Mechanism) -> tuple:
     up |= dict(header=sent.header, seed=sent.shared_randomness)
     down = dict(model=int(mechanism.downlink_bits(d) or 32 * d))
     if mechanism.summed and deployment.cohort > 2:
-        up["session"], down["session"] = _session_bits(
-            deployment, mechanism.ring.bits, sent
-        )
+        bits = mechanism.ring.bits
+        up["session"], down["session"] = _session_bits(deployment, bits, sent)
     return tuple(way | dict(total=sum(way.values())) for way in (up, down))
 
 
@@ -194,9 +193,8 @@ class Candidate:
         check_number("clip_norm", clip_norm, "(0, inf)")
         names = {f.name for f in fields(self.built)}
         sized = [f for f in ("clip_norm", "bound", "std") if f in names]
-        return replace(
-            self.built, **{f: getattr(self.built, f) * clip_norm for f in sized}
-        )
+        longer = {f: getattr(self.built, f) * clip_norm for f in sized}
+        return replace(self.built, **longer)
 
     def as_dict(self) -> dict:
         "The row as plain values, ready for JSON; what is infinite is None."

@@ -659,15 +659,12 @@ class LocalRenyi(Mechanism):
         check_choice("relation", relation, tuple(self.relations))
         if accountant is None:
             run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
-            return smallest(
-                self.guarantee, self.tight, **run, unit=unit, d=d, orders=orders
-            )
+            run |= dict(unit=unit, d=d, orders=orders)
+            return smallest(self.guarantee, self.tight, **run)
         check_choice("accountant", accountant, tuple(self.accountants))
         about = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
-        about |= dict(
-            accountant=accountant, rounds=rounds, trust="local", scope="total"
-        )
-        about["note"] = self.noted(accountant, d)
+        about |= dict(accountant=accountant, rounds=rounds, scope="total")
+        about |= dict(trust="local", note=self.noted(accountant, d))
         how, _, conversion = accountant.partition("-")
         if how in ("rdp", "pld"):
             return gaussian_guarantee(self.multiplier, delta, orders=orders, **about)

@@ -420,9 +420,8 @@ def _stated(deployment, mechanism, made):
 
 def _unproved(deployment, mechanism):
     s, m = deployment, mechanism
-    proved = " or ".join(
-        {r: 0 for x in ("none", *m.samplings) for r in _relations(m, x)}
-    )
+    drawn = "none", *m.samplings
+    proved = " or ".join({r: 0 for x in drawn for r in _relations(m, x)})
     if s.sampling == "replacement" and s.relation in (None, *m.relations):
         return (
             "sampling is 'replacement', where a client may be drawn twice in a round, and"

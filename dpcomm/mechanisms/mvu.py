@@ -135,9 +135,8 @@ class Mvu(Coded):
     ) -> Guarantee:
         # [Lemmas coordinate to dither; Chaudhuri et al. 2022]
         check_choice("relation", relation, tuple(self.relations))
-        how, _, conversion = check_choice(
-            "accountant", accountant, ACCOUNTANTS
-        ).partition("-")
+        check_choice("accountant", accountant, ACCOUNTANTS)
+        how, _, conversion = accountant.partition("-")
         names = dict(unit=unit, relation=relation, sampling=check_everyone(sampling))
         names |= dict(accountant=accountant, scope="total", trust="local")
         names |= dict(rounds=check_between("rounds", rounds, 1))

@@ -26,10 +26,11 @@ from dpcomm.core.random import (
     public_seed,
     row_streams,
 )
-from ..core.vectors import check_rows, check_vector, clip_l2
+from ..core.vectors import check_rows, check_vector
 from ..core.wire import Message, pack_bits, unpack_bits
 from .contract import Game, IntRange, Mechanism, register
 from ..privacy.guarantee import Guarantee
+from ..privacy.hypothesis_tests import _one_way
 from ..privacy.losses import Losses
 from dpcomm.privacy.rec_accountant import (
     SAMPLINGS_OF,
@@ -241,9 +242,6 @@ class Rec(Mechanism):
             sizes = tuple(int(check_between("groups", g, 1)) for g in self.groups)
             object.__setattr__(self, "groups", sizes or None)
 
-    def clip(self, u):
-        return clip_l2(u, self.clip_norm)
-
     def sizes(self, d: int) -> tuple:
         """Group sizes for a vector of d entries; ValueError where they sum to another.
 
@@ -298,9 +296,8 @@ class Rec(Mechanism):
         check_between("rounds", rounds, 1)
         check_between("cohort", cohort, 1)
         check_between("n_clients", n_clients, 1)
-        kind, _, version = check_choice(
-            "accountant", accountant, ACCOUNTANTS
-        ).partition("-")
+        check_choice("accountant", accountant, ACCOUNTANTS)
+        kind, _, version = accountant.partition("-")
         sampled, groups = sampling != "none", len(self.groups or (1,))
         slots = rounds * (cohort if sampled else 1)
         chosen = slots / n_clients if sampled and alone else slots
@@ -447,10 +444,7 @@ class Rec(Mechanism):
             # of one message; 1, no claim, for two updates
             c, K = self.clip_norm / self.std, 2**self.index_bits
             pairs = CURVES(c, K, 1, q, 1, 1e-6) if others == 0 else ()
-            delta, factors = np.full(eps.size, float(others != 0)), np.exp(eps.ravel())
-            for pair in pairs:
-                side = [np.maximum(pair.p - e * pair.q, 0).sum() for e in factors]
-                delta = np.maximum(delta, side)
-            return delta.reshape(eps.shape)
+            deltas = [_one_way(pair.p, pair.q, eps) for pair in pairs]
+            return np.maximum.reduce([np.full(eps.shape, float(others != 0)), *deltas])
 
         return Game(play, profile, whole=True)

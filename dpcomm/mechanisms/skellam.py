@@ -112,8 +112,7 @@ def amplify(curve, q: float) -> np.ndarray:
     for some in np.array_split(orders, math.ceil(len(orders) / TOGETHER)):
         weights = weigh(tuple(some.tolist()), math.log(q), math.log1p(-q))
         terms = weights + log_gain[: weights.shape[1]]
-        rest = np.logaddexp.reduce(
-            np.where(np.isneginf(weights), weights, terms), axis=1
-        )
+        terms = np.where(np.isneginf(weights), weights, terms)
+        rest = np.logaddexp.reduce(terms, axis=1)
         parts.append(np.logaddexp(0, rest) / (some - 1))
     return np.minimum(np.concatenate(parts), curve)

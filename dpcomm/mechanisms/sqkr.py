@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from ..core.random import private_stream, public_seed, seed_tree, uniform_rows
-from ..core.vectors import check_rows, check_vector, hadamard, walsh_hadamard
+from ..core.vectors import WIDE, check_rows, check_vector, hadamard, walsh_hadamard
 from ..core.wire import Message, pack_bits, unpack_bits
 from .contract import COMPRESSES, Game, IntRange, Local, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 from ..secagg.discrete import symbols_by_inversion
 
 # %% ../../nbs/baselines/sqkr.ipynb #123ba494
-WIDE = dict(dtype=torch.float64, device="cpu")  # whatever torch's defaults are
 PARTS = 16  # blocks of a large frame, one after another: less memory, as many products
 SMALL = 2**16  # coordinates of a frame in one block
 

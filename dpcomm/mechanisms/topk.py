@@ -246,13 +246,8 @@ def scheme(
     Returns: a TopK, or a Compressive.
     """
     source, held, fresh = SCHEMES[check_choice("scheme", name, tuple(SCHEMES))]
-    common = dict(
-        fraction=1.0 if source == "all" else fraction,
-        clip_norm=clip_norm,
-        sigma=sigma,
-        n_clients=n_clients,
-        **settings,
-    )
+    common = settings | dict(clip_norm=clip_norm, sigma=sigma, n_clients=n_clients)
+    common |= dict(fraction=1.0 if source == "all" else fraction)
     if source == "dct":
         return mechanism("compressive", chunks=chunks, **common)
     if (source == "top") != (support is not None):

@@ -109,9 +109,8 @@ class VqSgd(Local):
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         # counts times the weight of a corner [Gandikota et al. 2019]
         keep = keep_probability(2 * d, self.eps)
-        return torch.from_numpy(
-            total * (self.clip_norm * math.sqrt(d) / (keep * self.repeats))
-        )
+        weight = self.clip_norm * math.sqrt(d) / (keep * self.repeats)
+        return torch.from_numpy(total * weight)
 
     def payload_bits(self, d):
         return self.repeats * corner_bits(d)

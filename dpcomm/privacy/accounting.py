@@ -235,9 +235,8 @@ def gaussian_delta(sigma: float, eps: float, rounds: int = 1) -> float:
     rounds: how many releases, >= 1.
     Returns: float in [0, 1]; without sampling; relations add-remove and zero-out.
     """
-    scale = _check_sigma(sigma) / np.sqrt(
-        int(check_between("rounds", rounds, 1, 2**53))
-    )
+    rounds = int(check_between("rounds", rounds, 1, 2**53))
+    scale = _check_sigma(sigma) / np.sqrt(rounds)
     eps = float(check_number("eps", eps, "[0, inf)"))
     log_p = log_ndtr(0.5 / scale - eps * scale)
     log_q = eps + log_ndtr(-0.5 / scale - eps * scale)
@@ -363,14 +362,12 @@ def gaussian_guarantee(
     if accountant == "pld":
         eps = _pld_eps(sigma, delta, q, rounds, relation, trust == "central")
         return Guarantee(eps, delta, accountant=accountant, **about)
-    run = sigma / far, q
-    curve = (
-        _usual_curve(*run) if orders is None else rdp_subsampled_gaussian(orders, *run)
-    )
-    orders, conversion = ORDERS if orders is None else orders, accountant[4:]
-    return guarantee_from_rdp(
-        orders, compose(curve, rounds), delta, conversion, **about
-    )
+    if orders is None:
+        orders, curve = ORDERS, _usual_curve(sigma / far, q)
+    else:
+        curve = rdp_subsampled_gaussian(orders, sigma / far, q)
+    total = compose(curve, rounds)
+    return guarantee_from_rdp(orders, total, delta, accountant[4:], **about)
 
 # %% ../../nbs/foundations/accounting.ipynb #7b91d33d
 def check_everyone(sampling: str) -> str:

@@ -354,14 +354,6 @@ def _select_tests(here, there, eps, delta):
     return [chosen for _, *chosen in best.values()]
 
 # %% ../../nbs/foundations/audit.ipynb #1347c6db
-def _count_test(hot, cold, cut, eps, delta, tests):
-    "(p-value, eps, delta, caught, false) of one of several tests, Bonferroni."
-    caught, false = (hot >= cut).sum(), (cold >= cut).sum()
-    pvalue = float(count_pvalue(caught, len(hot), false, len(cold), eps, delta)) * tests
-    parts = float(caught / len(hot)), float(false / len(cold))
-    return min(1.0, pvalue), float(eps), float(delta), *parts
-
-
 def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     """Test a whole claimed privacy profile on trials. [this page, Thm. counts]
 
@@ -377,18 +369,17 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
             f"claims hold {eps.size} eps and {delta.size} delta: pass pairs"
         )
     (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
-    tests, judged = _select_tests(here, there, eps, delta), []
-    for test, cut, k in tests:
-        hot, cold = _oriented(here_left, there_left, *test)
-        at = min(delta[k], 1.0)
-        judged.append((_count_test(hot, cold, cut, eps[k], at, len(tests)), test))
-    counts, test = min(judged, key=lambda one: (one[0][0], -one[0][2]))
-    (pvalue, eps, delta, caught, false), (attack, direction, _) = counts, test
     worlds = _check_scores(present), _check_scores(absent)
     trials = min(len(x) for world in worlds for x in world.values())
-    return Judgement(
-        pvalue, eps, delta, caught, false, trials, alarm, attack, direction
-    )
+    tests, judged = _select_tests(here, there, eps, delta), []
+    for (*test, sign), cut, k in tests:
+        hot, cold = _oriented(here_left, there_left, *test, sign)
+        point, n, m = (eps[k], min(delta[k], 1.0)), len(hot), len(cold)
+        caught, false = (hot >= cut).sum(), (cold >= cut).sum()
+        pvalue = float(count_pvalue(caught, n, false, m, *point)) * len(tests)
+        seen = map(float, (min(1.0, pvalue), *point, caught / n, false / m))
+        judged.append(Judgement(*seen, trials, alarm, *test))
+    return min(judged, key=lambda one: (one.pvalue, -one.delta))
 
 # %% ../../nbs/foundations/audit.ipynb #9c7e6b10
 EPS = np.append(0.0, np.geomspace(0.01, 10, 39))  # where a curve is claimed
@@ -544,11 +535,10 @@ class Case:
     @property
     def setting(self) -> str:
         "The mechanism as name(parameters), without those that are None."
-        values = {
-            f.name: getattr(self.mechanism, f.name) for f in fields(self.mechanism)
-        }
+        m = self.mechanism
+        values = {f.name: getattr(m, f.name) for f in fields(m)}
         given = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
-        return f"{self.mechanism.name}({given})"
+        return f"{m.name}({given})"
 
     def run(
         self, trials: int, delta: float, alarm: float = 1e-6, seed: int = 0
@@ -566,9 +556,7 @@ class Case:
         m, relation, n = self.mechanism, self.relation, min(trials, self.most)
         if self.arguments.get("path") == "messages":
             rng = seed_tree(seed, "messages", repr(m))
-            present, absent = (
-                message_scores(m, here, n, rng) for here in (True, False)
-            )
+            present, absent = (message_scores(m, x, n, rng) for x in (True, False))
             claimed = message_claims(m)
         else:
             values = map(str, self.arguments.values())

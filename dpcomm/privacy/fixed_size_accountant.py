@@ -109,14 +109,8 @@ def fixed_size_rdp(
     return np.minimum(both, everyone)
 
 # %% ../../nbs/fltop/privacy.ipynb #fixedpld
-def _fixed_pld_eps(sigma, q, rounds, delta, relation):
-    "Epsilon by composed privacy losses, never above the Rényi value."
-    curve = rounds * fixed_size_rdp(sigma, q, ORDERS, relation)
-    eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
-    if rounds > MOST_COMPOSED or delta < 1e-100:
-        return eps
-    pairs = gaussian_pairs(1 / sigma, q, relation, "fixed", None)
-    return min(eps, max(upper_end([(pair, rounds)], delta) for pair in pairs))
+#| exporti
+
 
 # %% ../../nbs/fltop/privacy.ipynb #914e51p1
 FIXED_ACCOUNTANTS = ("pld", "rdp-balle", "rdp-classic")
@@ -148,10 +142,13 @@ def fixed_size_epsilon(
     how = dict(unit="client", relation=relation, sampling="fixed", scope="total")
     how |= dict(trust="central", accountant=accountant, rounds=rounds, q=float(q))
     how["note"] = "the cohort's size is public, its members are not"
-    if accountant == "pld":
-        eps = _fixed_pld_eps(sigma, q, rounds, delta, relation)
-        return Guarantee(eps, delta, **how)
     curve = rounds * fixed_size_rdp(sigma, q, ORDERS, relation)
+    if accountant == "pld":  # of composed losses, never above the Rényi value
+        eps = rdp_to_eps(ORDERS, curve, delta, "balle")[0]
+        if rounds <= MOST_COMPOSED and delta >= 1e-100:
+            pairs = gaussian_pairs(1 / sigma, q, relation, "fixed", None)
+            eps = min(eps, max(upper_end([(pair, rounds)], delta) for pair in pairs))
+        return Guarantee(eps, delta, **how)
     conversion = accountant.removeprefix("rdp-")
     return guarantee_from_rdp(ORDERS, curve, delta, conversion, **how)
 
@@ -192,12 +189,9 @@ def known_cohort_epsilon(
     how = dict(unit="client", relation=relation, sampling="none", scope="total")
     how |= dict(trust="secagg", accountant="gaussian-exact")
     how |= dict(rounds=max(participations, 1))
-    note = (
-        f"takes part in {participations} known rounds; {honest:.0%} of the noise counts"
-    )
-    return Guarantee(
-        gaussian_eps(scale, delta, participations), delta, note=note, **how
-    )
+    part = f"takes part in {participations} known rounds"
+    how["note"] = f"{part}; {honest:.0%} of the noise counts"
+    return Guarantee(gaussian_eps(scale, delta, participations), delta, **how)
 
 # %% ../../nbs/fltop/privacy.ipynb #4c60dd97
 def vote_recall(n: int, K: int, voters: int, vote_sigma: float) -> float:
@@ -231,6 +225,7 @@ def guarantee_table(
         table["Theorem 1, best round"] = theorem1_epsilon(sigma, q, best, delta)
     table["Theorem 1, last round"] = theorem1_epsilon(sigma, q, rounds, delta)
     joins = fixed_size_epsilon(sigma, q, rounds, delta, "add-remove")
+    swapped = fixed_size_epsilon(sigma, q, rounds, delta, "replace")
     often = participations(rounds, q, 0.99, n_clients)
 
     def poisson(s):
@@ -244,9 +239,7 @@ def guarantee_table(
         "Poisson cohorts nobody sees": poisson(sigma),
         "the same, shares missing": poisson(sigma * math.sqrt(left)),
         "fixed cohorts nobody sees, add-remove": joins,
-        "fixed cohorts nobody sees, replace": fixed_size_epsilon(
-            sigma, q, rounds, delta
-        ),
+        "fixed cohorts nobody sees, replace": swapped,
         "server, one participation": server(1),
         "server, median client": server(participations(rounds, q)),
         "server, most frequent client": server(often),

@@ -136,9 +136,8 @@ class RecRun:
     @property
     def drawn(self) -> str:
         "How messages are drawn: by `sampling`, or as is usual for the relation."
-        return (
-            SAMPLINGS_OF[self.relation][0] if self.sampling is None else self.sampling
-        )
+        usual = SAMPLINGS_OF[self.relation][0]
+        return usual if self.sampling is None else self.sampling
 
     @property
     def composed(self) -> tuple[int, float]:

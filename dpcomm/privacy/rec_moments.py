@@ -206,8 +206,7 @@ def rdp_replace(orders, c: float, K: int, q: float) -> np.ndarray:
         whole = np.logaddexp(np.log1p(-q), math.log(q) + log_rho[orders - 2])
     ways = gammaln(orders + 1)[:, None] - gammaln(j + 1)
     ways = ways - gammaln(np.maximum(orders[:, None] - j, 0) + 1)
-    log_terms = np.where(
-        j <= orders[:, None], ways + j * math.log(q) + log_pair, -np.inf
-    )
+    log_terms = ways + j * math.log(q) + log_pair
+    log_terms = np.where(j <= orders[:, None], log_terms, -np.inf)
     sampled = np.logaddexp(0, np.asarray(logsumexp(log_terms, axis=1)))
     return np.minimum(sampled, whole) / (orders - 1)

@@ -64,9 +64,7 @@ def _assign_cells(log_x, p, low, high, n):
     return (time + 1).astype(np.intp) - (log_x < edges[0]), edges
 
 # %% ../../nbs/dprec/losses.ipynb #1c2a350c
-@functools.lru_cache(4)
-def _pairs(n):
-    return np.triu_indices(n)
+_pairs = functools.lru_cache(4)(np.triu_indices)
 
 
 def _add_atoms(a, b, n, power, up):

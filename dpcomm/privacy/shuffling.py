@@ -154,9 +154,8 @@ class Shuffled:
 
     def attack_scores(self, relation, present, n, rng, rounds: int = 1, **release):
         "n shuffles of each round: sums that do not depend on the order of messages."
-        play = functools.partial(
-            self.mechanism.attack_scores, relation, rng=rng, **release
-        )
+        play = self.mechanism.attack_scores
+        play = functools.partial(play, relation, rng=rng, **release)
         total = {}
         for _ in range(rounds):
             hot = play(present=present, n=n)
