@@ -146,10 +146,7 @@ def _o(name, metavar, text, **how):
     return name, kind | dict(help=text) | how
 
 
-FORMAT = (
-    _o("--json", "", "tables as one JSON object"),
-    _o("--csv", "", "tables as CSV"),
-)
+FORMAT = _o("--json", "", "tables as one JSON object"), _o("--csv", "", "tables as CSV")
 SCALE = "smoke (seconds, bundled data), quick (minutes), full (the paper's settings)"
 SEEDS = _o("--seeds", "0,1,2", "seeds, instead of the planned ones", type=seed_list)
 OUT = _o("--out", "DIR", "folder of records, ./runs by default")
@@ -261,8 +258,12 @@ def moving():
 
 
 def tell(record) -> None:
-    "The first number of a run, as soon as it stands."
-    print(f"{record.key}, seed {record.seed}  {runs.in_words(record)}", file=sys.stderr)
+    "The score of a run as soon as it stands, or why it has none."
+    from dpcomm.evidence.verdicts import SCORES, score_of
+
+    name, s = score_of([record])
+    said = f"{SCORES[name]}: {s.mean:.4g}" if s else "; ".join(record.notes) or "done"
+    print(f"{record.key}, seed {record.seed}  {said}", file=sys.stderr)
 
 
 LAST = """# The learning curves of all runs in the folder of records
@@ -535,9 +536,8 @@ def audit_all(args) -> int:
             name = contract.import_mechanism(name)
         check_choice("mechanism", name, contract.registered())
         settings = contract.mechanism_class(name).audit_cases
-        played += cases(
-            [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
-        )
+        made = [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
+        played += cases(made)
     for case in tqdm(played, "audit", disable=None, leave=False):
         how = args.trials, args.delta, args.alarm, args.seed
         claimed, audited, judged = case.run(*how)

@@ -593,8 +593,6 @@ def emnist(split: str = "mnist", root=None) -> Dataset:
             f"emnist-{split} has {counts} images; the split has {EMNIST[split][1:]}:"
             " download it again"
         )
-    first, (x, x_test) = (
-        int(split == "letters"),
-        (a.mT.contiguous() for a in (x, x_test)),
-    )
+    first = int(split == "letters")
+    x, x_test = (a.mT.contiguous() for a in (x, x_test))
     return Dataset(f"emnist-{split}", x, y - first, x_test, y_test - first)

@@ -267,14 +267,6 @@ class Split:
     dropped: int
 
 # %% ../../nbs/datasets/medical.ipynb #2df69ba4
-def _deal_patients(dead, alive, n_hospitals, rng):
-    first, rest = dead[:n_hospitals], np.r_[dead[n_hospitals:], alive]
-    size = (len(first) + len(rest)) // n_hospitals
-    others = rng.permutation(rest)[: n_hospitals * (size - 1)]
-    dealt = np.c_[first, others.reshape(n_hospitals, size - 1)]
-    return dealt, len(first) + len(rest) - dealt.size
-
-
 def virtual_hospitals(
     records: Records,
     n_hospitals: int,
@@ -298,7 +290,12 @@ def virtual_hospitals(
     survivors = round(public_deaths * len(alive) / len(dead))
     public = np.r_[dead[:public_deaths], alive[:survivors]]
     dead, alive = dead[public_deaths:], alive[survivors:]
-    dealt, dropped = _deal_patients(dead, alive, n_hospitals, rng)
+    rest, size = (
+        np.r_[dead[n_hospitals:], alive],
+        (len(dead) + len(alive)) // n_hospitals,
+    )
+    others = rng.permutation(rest)[: n_hospitals * (size - 1)]
+    dealt = np.c_[dead[:n_hospitals], others.reshape(n_hospitals, size - 1)]
     trained = np.sort(dealt.ravel())
     x, y = records.x, records.y
     data = Dataset(records.name, x[trained], y[trained], x[tested], y[tested])
@@ -307,4 +304,5 @@ def virtual_hospitals(
         f" {len(public)} public patients"
     )
     federation = Federation(data, tuple(np.searchsorted(trained, dealt)), rule)
+    dropped = len(dead) + len(alive) - dealt.size
     return Split(federation, x[public], y[public], dropped)

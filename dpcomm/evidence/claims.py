@@ -229,9 +229,8 @@ def tally_text(counted: dict) -> str:
     classes = []
     for name, each in counted.items():
         parts = ", ".join(f"{n:,} {w}" for w, n in each.items() if w != name)
-        classes.append(
-            f"{name} {sum(each.values()):,}" + (f" ({parts})" if parts else "")
-        )
+        apart = f" ({parts})" if parts else ""
+        classes.append(f"{name} {sum(each.values()):,}{apart}")
     return "; ".join(classes) or "none of its numbers earns a verdict"
 
 # %% ../../nbs/evidence/claims.ipynb #5fece444

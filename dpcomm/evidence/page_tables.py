@@ -31,9 +31,8 @@ def scores(found, name: str = None) -> dict:  # key -> Summary over its seeds
     for r in records.current(found).values():
         settings.setdefault(r.key, []).append(r)
     for key, group in settings.items():
-        values = [
-            r.final[name] for r in group if isinstance(r.final.get(name), (int, float))
-        ]
+        last = (r.final.get(name) for r in group)
+        values = [value for value in last if isinstance(value, (int, float))]
         if values:
             read[key] = verdicts.cell_summary(values)
         elif name is None and (first := verdicts.score_of(group)[1]):

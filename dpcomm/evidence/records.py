@@ -386,10 +386,9 @@ def git(*words: str) -> str | None:  # its output; None without a checkout or gi
     if not (top / ".git").exists():
         return None
     ask = ["git", "-C", str(top), *words]
+    how: dict[str, Any] = dict(capture_output=True, text=True, check=True, timeout=30)
     try:
-        answer = subprocess.run(
-            ask, capture_output=True, text=True, check=True, timeout=30
-        )
+        answer = subprocess.run(ask, **how)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

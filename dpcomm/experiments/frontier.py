@@ -324,11 +324,8 @@ def agreement(made, by: str = "predicted") -> Agreement:
     known = [p for p in made if getattr(p, by) is not None]
     if len(known) < 4 or len({(p.task, p.eps) for p in known}) > 1:
         raise ValueError("an order needs four points or more, of one task and epsilon")
-    errors, measured = (
-        [-getattr(p, by) for p in known],
-        [p.accuracy.mean for p in known],
-    )
-    rho = float(spearmanr(errors, measured)[0])
+    errors = [-getattr(p, by) for p in known]
+    rho = float(spearmanr(errors, [p.accuracy.mean for p in known])[0])
     half = 1.96 * np.sqrt((1 + rho**2 / 2) / (len(known) - 3))
     middle = np.arctanh(min(max(rho, -1 + 1e-12), 1 - 1e-12))
     low, high = (float(np.tanh(middle + side * half)) for side in (-1, 1))

@@ -39,15 +39,11 @@ def grid(scale: str) -> list:
     asked = [(name, d, n, None) for d in s["d"] for n in s["n"] for name in names]
     asked += [(name, *size) for size in s["limited"] for name in NARROW]
     for name, d, n, bits in asked:
-        key, label = (
-            f"{name}.d{d}.n{n}",
-            f"{figures.look(name).label}, {d = :,}, {n = :,}",
-        )
+        key = f"{name}.d{d}.n{n}"
+        label = f"{figures.look(name).label}, {d = :,}, {n = :,}"
         if bits is not None:
-            key, label = (
-                f"{key}.bits{bits:g}",
-                f"{label}, at most {bits:g} bits a parameter",
-            )
+            key += f".bits{bits:g}"
+            label += f", at most {bits:g} bits a parameter"
         how = partial(play, name=name, d=d, n=n, bits=bits, entries=s["entries"])
         lines.append(Line(key, label, scale, minutes=0.05, trains=False, compute=how))
     return lines

@@ -134,11 +134,8 @@ def epsilons(row: str) -> tuple:
 def as_run(row: str) -> dict:
     "Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."
     task, eps, kind = row.split(".")
-    n, config = (
-        paper_setting("n_clients", task),
-        Config(cohort=paper_setting("cohort", task)),
-    )
-    run = config, n, rounds_of(task, kind), epsilons(row)[0].delta
+    n, cohort = (paper_setting(name, task) for name in ("n_clients", "cohort"))
+    run = Config(cohort=cohort), n, rounds_of(task, kind), epsilons(row)[0].delta
     return {} if kind == "rec" else accounts.as_run(mechanism_of(task, eps, kind), *run)
 
 

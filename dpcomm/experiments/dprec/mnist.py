@@ -31,10 +31,6 @@ MINUTES = {"linear": 0.1, "lenet5": 20, "cnn": 47}
 def clients(seed: int, s: dict):
     return mnist_clients(s["images"], s["n_clients"])
 
-
-def spec(config, sizes, s: dict, eps: int, kind: str):
-    return mnist_spec(config, sizes, eps, kind, s["n_clients"])
-
 # %% ../../../nbs/dprec/mnist.ipynb #1e0439fb
 def grid(scale: str) -> list:
     "Two methods and two budgets for every network; the partition. [dprec Table 1, Table 2]"
@@ -50,7 +46,8 @@ def grid(scale: str) -> list:
                 cells = [f"{ours}mnist.eps{eps}.{kind}.acc"]
                 cells += [f"{ours}mnist.{kind}.comm"] if eps == 3 else []
                 label = f"{name}, epsilon {eps}, {net}"
-                made |= dict(spec=partial(spec, s=s, eps=eps, kind=kind))
+                how = dict(eps=eps, kind=kind, n_clients=s["n_clients"])
+                made |= dict(spec=partial(mnist_spec, **how))
                 key, fills = f"{net}.eps{eps}.{kind}", tuple(cells)
                 lines.append(Line(key, label, fills=fills, **common, **made))
     cells = tuple(f"mnist.{name}" for name in COUNTS)

@@ -82,10 +82,8 @@ def grid(scale: str) -> list:
         key, made["spec"] = f"eps3.{kind}", partial(spec, s=s, kind=kind)
         fills = f"shakespeare.{key}.acc", f"{ours}.{key}.loss"
         lines.append(Line(key, f"{name}, epsilon 3", scale, fills, **common, **made))
-    fills, common = (
-        tuple(f"shakespeare.{n}" for n in COUNTS),
-        common | {"trains": False},
-    )
+    common |= dict(trains=False)
+    fills = tuple(f"shakespeare.{n}" for n in COUNTS)
     part = "partition", "clients and their sizes", scale, fills
     space = "space", "always predicting the space", scale, (f"{ours}.space.acc",)
     lines.append(Line(*part, **common, compute=counted))

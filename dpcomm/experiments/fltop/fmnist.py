@@ -370,9 +370,8 @@ def grid(scale: str) -> list:
     "Every scheme at every ratio, the thresholds, Figure 1. [fltop Tables 6 and 8]"
     s = settings(scale)
     lines = s.listed()
-    pair = [x for x in s.schemes if not x.private and x.name in ("FL-TOP", "FL-STD")][
-        :2
-    ]
+    plain = [scheme for scheme in s.schemes if not scheme.private]
+    pair = [scheme for scheme in plain if scheme.name in ("FL-TOP", "FL-STD")][:2]
     if CHANGED in s.schemes:
         what = ", the linear answer in place of the sparsest"
         how = dict(clip=s.clip(CHANGED), linear=True)

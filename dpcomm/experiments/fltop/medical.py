@@ -86,10 +86,6 @@ class Hospitals(fmnist.Study):
         net = models.mlp(x.shape[1], seed_tree(seed, "init"))
         return fmnist.Public(self, net, x[kept], y[kept], odds_loss)
 
-
-def metrics():
-    return models.of_rare_class
-
 # %% ../../../nbs/fltop/medical.ipynb #3ff09a73
 @cache
 def settings(scale: str) -> fmnist.Study:
@@ -97,7 +93,8 @@ def settings(scale: str) -> fmnist.Study:
     changes = dict(cohort=26, batch=128, eval_every=1, balance=True)
     fields = dict(scale=scale, columns=COLUMNS, score=SCORES["bal_acc"], net="mlp")
     fields |= dict(n_clients=1300, schemes=ordered(RATIOS, MAIN, OTHERS), cs_draws=1)
-    fields |= dict(minutes=(1.8, 0.1), common={}, stride=1000, metrics=metrics)
+    fields |= dict(minutes=(1.8, 0.1), common={}, stride=1000)
+    fields |= dict(metrics=lambda: models.of_rare_class)
     if scale == "quick":
         changes |= dict(rounds=30)
         fields |= dict(schemes=ordered((0.1,), MAIN[:2]), draws=9, minutes=(0.6, 0.1))

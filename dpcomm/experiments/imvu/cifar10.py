@@ -7,10 +7,9 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/imvu/cifar10.ipynb #e74cbac6
 from dpcomm.experiments.imvu import mnist
-from dpcomm.experiments.imvu.mnist import Sweep
 
 # %% ../../../nbs/imvu/cifar10.ipynb #b1c4d1ff
-def settings(scale: str) -> Sweep:
+def settings(scale: str) -> mnist.Sweep:
     "Settings common to all runs of a scale. [imvu Sec. 4.1]"
     few = dict(limit=(10_000, 2_000), epochs=2, sigmas=(0.25,))
     few |= dict(steps=(0.006,), budgets=(100.0,))

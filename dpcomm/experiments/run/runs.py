@@ -535,14 +535,6 @@ def read_changes(pairs: dict) -> list:
     return [dict(zip(values, each)) for each in product(*values.values())]
 
 
-def in_words(record: Record) -> str:
-    "The score of a run, or why it has none."
-    from dpcomm.evidence.verdicts import SCORES, score_of
-
-    label, s = score_of([record])
-    return f"{SCORES[label]}: {s.mean:.4g}" if s else "; ".join(record.notes) or "done"
-
-
 def change_table(name: str, changed: list, root=None):
     "Runs with other settings below what is recorded of the same runs, a row a setting."
     from dpcomm.evidence.verdicts import runs_table

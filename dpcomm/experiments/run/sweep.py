@@ -195,11 +195,9 @@ def _deciding(chosen, only, costs):
         ours = [record for e in mine for record in costs(e).have.values()]
         evidence = verdicts.evidence_of(records.load(paper, scale="full"), ours)
         for cell in paper_tables.cells(paper):
-            one, two = (
-                (cell.same_as or cell.key,),
-                cell.quotient or (cell.above, cell.below),
-            )
-            keys = next((keys for keys in (one, two) if {*keys} <= {*sources}), ())
+            one, two = (cell.same_as or cell.key,), (cell.above, cell.below)
+            pairs = one, cell.quotient or two
+            keys = next((keys for keys in pairs if {*keys} <= {*sources}), ())
             if cell.kind == "shown" or not keys:
                 continue
             behind = [sources[key] for key in keys]
