@@ -290,10 +290,8 @@ def virtual_hospitals(
     survivors = round(public_deaths * len(alive) / len(dead))
     public = np.r_[dead[:public_deaths], alive[:survivors]]
     dead, alive = dead[public_deaths:], alive[survivors:]
-    rest, size = (
-        np.r_[dead[n_hospitals:], alive],
-        (len(dead) + len(alive)) // n_hospitals,
-    )
+    rest = np.r_[dead[n_hospitals:], alive]
+    size = (len(dead) + len(alive)) // n_hospitals
     others = rng.permutation(rest)[: n_hospitals * (size - 1)]
     dealt = np.c_[dead[:n_hospitals], others.reshape(n_hospitals, size - 1)]
     trained = np.sort(dealt.ravel())
