@@ -372,13 +372,15 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     worlds = _check_scores(present), _check_scores(absent)
     trials = min(len(x) for world in worlds for x in world.values())
     tests, judged = _select_tests(here, there, eps, delta), []
-    for (*test, sign), cut, k in tests:
-        hot, cold = _oriented(here_left, there_left, *test, sign)
-        point, n, m = (eps[k], min(delta[k], 1.0)), len(hot), len(cold)
+    for (attack, direction, sign), cut, k in tests:
+        hot, cold = _oriented(here_left, there_left, attack, direction, sign)
         caught, false = (hot >= cut).sum(), (cold >= cut).sum()
-        pvalue = float(count_pvalue(caught, n, false, m, *point)) * len(tests)
-        seen = map(float, (min(1.0, pvalue), *point, caught / n, false / m))
-        judged.append(Judgement(*seen, trials, alarm, *test))
+        claim = float(eps[k]), float(min(delta[k], 1.0))
+        pvalue = float(count_pvalue(caught, len(hot), false, len(cold), *claim))
+        rates = float(caught / len(hot)), float(false / len(cold))
+        pvalue = min(1.0, pvalue * len(tests))  # Bonferroni
+        one = pvalue, *claim, *rates, trials, alarm, attack, direction
+        judged.append(Judgement(*one))
     return min(judged, key=lambda one: (one.pvalue, -one.delta))
 
 # %% ../../nbs/foundations/audit.ipynb #9c7e6b10
