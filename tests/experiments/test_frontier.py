@@ -149,5 +149,5 @@ def test_the_numbers_of_home_are_those_of_the_records():
     one = lost(lambda p: p.trust == "local" and 0.9 < p.bits < 1.1)
     assert f"loses {sums} points of {plain.mean:.1f} %" in caption
     assert f"{local} where nobody is trusted, {one} with one bit" in caption
-    assert {p.accuracy.n for p in mine} == {3} and "three full-scale runs" in caption
+    assert {p.accuracy.n for p in mine} == {3} and "n = 3" in caption
     assert len({p.mech for p in mine}) == len(registered()) and "fifteen" in caption
