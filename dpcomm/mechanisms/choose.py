@@ -281,7 +281,7 @@ ORDERED = ("ddgauss", "skellam", "rec", "quantised")  # the first that serves is
 
 
 def grids(d: int, bits: float = None, whole: bool = False) -> dict:
-    """Fields that `choose` tries beside the calibrated one, by mechanism. [this page]
+    """Fields that `choose` tries beside the calibrated one, by mechanism. [page choosing]
 
     d: entries of a vector, >= 1.
     bits: most bits a parameter, > 0; None: no limit.

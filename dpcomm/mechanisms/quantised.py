@@ -82,7 +82,7 @@ class Quantised(Central, Coded):
         return math.floor(Fraction(rounded_norm(self.length, d, REDRAWN)) ** 2)
 
     def step(self, d: int) -> float:
-        "Distance of two levels. [this page, @eq-quantised-step]"
+        "Distance of two levels. [page baselines/quantised, @eq-quantised-step]"
         return self.clip_norm / math.sqrt(self.longest(d))
 
     def clip(self, u):

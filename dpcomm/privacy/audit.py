@@ -251,7 +251,7 @@ LARGEST_EPS = 100.0  # no play sees a larger epsilon
 
 def count_pvalue(caught, n: float, false, m: float, eps, delta) -> np.ndarray:
     """How surprising two counts are for an (eps, delta)-private mechanism.
-    [this page, Thm. counts]
+    [page audit, Thm. counts]
 
     caught of n plays with the client, and false of m without, fall into the set. For a
     true claim the value is at most a with probability at most a.
@@ -355,7 +355,7 @@ def _select_tests(here, there, eps, delta):
 
 # %% ../../nbs/foundations/audit.ipynb #1347c6db
 def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
-    """Test a whole claimed privacy profile on trials. [this page, Thm. counts]
+    """Test a whole claimed privacy profile on trials. [page audit, Thm. counts]
 
     present: scores of trials with the client: (n,), or a dict attack -> (n,); n >= 100.
     absent: scores of trials without it, same form.

@@ -35,7 +35,7 @@ def _cells(above, below):
 
 
 def _rounded_up(pair, y):
-    "P-masses at the points y, and at infinity. [this page, Prop. up]"
+    "P-masses at the points y, and at infinity. [page composition, Prop. up]"
     p_above, q_above, p_below, q_below = pair.tails(y)
     tail, part = _cells(p_above, p_below)
     mass = np.exp(tail) * (part + _slack(pair, tail))
@@ -113,7 +113,7 @@ def _outer_end(pair, y, ends, side):
 
 
 def _rounded_down(pair, y):
-    "P-masses at the points y. [this page, Prop. down]"
+    "P-masses at the points y. [page composition, Prop. down]"
     used, ends = _cells_of(pair, y)
     p_above, q_above, p_below, q_below = pair.tails(ends)
     tail, part = _cells(p_above, p_below)

@@ -87,7 +87,7 @@ def fixed_size_rdp(
     sigma: float, q: float, orders, relation: str = "replace"
 ) -> np.ndarray:
     """Rényi curve of a Gaussian sum over a cohort drawn without replacement.
-    [this page, Props. B and C]
+    [page fltop/privacy, Props. B and C]
 
     sigma: noise std of the sum over S, > 0; one client changes it by <= 2 S.
     q: cohort / n_clients, in (0, 1].
@@ -125,7 +125,7 @@ def fixed_size_epsilon(
     accountant: str = "pld",
 ) -> Guarantee:
     """Epsilon of a run with secret cohorts of a fixed size.
-    [this page, Props. B and C; page pairs, Prop. zeroed]
+    [page fltop/privacy, Props. B and C; page pairs, Prop. zeroed]
 
     sigma: noise std of the sum over S, > 0.
     q: cohort / n_clients, in (0, 1].

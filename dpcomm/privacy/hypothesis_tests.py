@@ -104,7 +104,7 @@ def multinomial_laws(p, q, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/foundations/hypothesis_tests.ipynb #6ee8f7fe
 def profile_of_two_ratios(often: float, spent: float, eps) -> np.ndarray:
-    """Above every curve of outputs with one of two likelihoods. [this page, Prop. A]
+    """Above every curve of outputs with one of two likelihoods. [page hypothesis_tests, Prop. A]
 
     often: probability h of the likely outputs, in (0, 1].
     spent: log-ratio s of the two likelihoods, >= 0.

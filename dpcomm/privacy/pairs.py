@@ -126,7 +126,7 @@ class _TwoSided(Pair):
 # %% ../../nbs/foundations/pairs.ipynb #wn000302
 @dataclass(frozen=True)
 class Seen(Pair):
-    "One of several pairs, and which is seen; None tells nothing. [this page, Prop. replacement]"
+    "One of several pairs, and which is seen; None tells nothing. [page pairs, Prop. replacement]"
 
     pairs: tuple
     weights: tuple  # of each
@@ -156,7 +156,7 @@ class Seen(Pair):
 
 @dataclass(frozen=True)
 class _Swap(Pair):
-    "A swapped client under Poisson sampling: means mu and -mu. [this page, Prop. swapped]"
+    "A swapped client under Poisson sampling: means mu and -mu. [page pairs, Prop. swapped]"
 
     mu: float
     q: float  # in (0, 1)
@@ -192,7 +192,7 @@ RAISED = 1e-11  # part by which slopes are raised; 40,000 units are less than ha
 
 
 def _log_delta(mu, eps, off=0.0):
-    "Log of the curve of two normal distributions mu apart, or a little above. [this page]"
+    "Log of the curve of two normal distributions mu apart, or a little above. [page pairs]"
     p, q = log_ndtr(mu / 2 - eps / mu), log_ndtr(-mu / 2 - eps / mu)
     far = np.minimum(eps + q - p, -UNIT)
     error = 64 * UNIT * (1 + np.abs(p) + np.abs(q) + eps + off) / np.minimum(-far, 1)
@@ -279,7 +279,7 @@ class Chorded(Pair):
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
 @dataclass(frozen=True)
 class _Laplace(Pair):
-    "Laplace noise moved by eps times its scale, against not moved. [this page, eq. laplace]"
+    "Laplace noise moved by eps times its scale, against not moved. [page pairs, eq. laplace]"
 
     eps: float
 
@@ -349,7 +349,7 @@ def _often(q, draws):
 def gaussian_pairs(
     mu: float, q: float, relation: str, sampling: str, draws: int, group: int = 1
 ) -> tuple:
-    """Pairs of a noisy sum whose cohort nobody sees. [this page; page fltop/privacy]
+    """Pairs of a noisy sum whose cohort nobody sees. [page pairs; page fltop/privacy]
 
     mu: one clip over the noise's std. draws: places of a cohort drawn with replacement,
     or None. group: clients that are neighbours at once, without a draw or of a Poisson
@@ -378,7 +378,7 @@ def gaussian_pairs(
 
 
 def seen_pairs(mu: float, q: float, draws: int, group: int = 1) -> tuple:
-    "The pair of a noisy sum whose cohort is seen; arguments as above. [this page]"
+    "The pair of a noisy sum whose cohort is seen; arguments as above. [page pairs]"
     if q == 1 and draws is None:
         return (_Normal(group * mu),)
     if draws is None:

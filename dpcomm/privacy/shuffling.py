@@ -105,7 +105,7 @@ def _clones(eps, n):
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000015
 def shuffled_losses(eps: float, n: int, q: float = 1.0, **about) -> Losses:
-    """One of n pure messages behind a shuffler. [this page, Prop. clones]
+    """One of n pure messages behind a shuffler. [page shuffling, Prop. clones]
 
     eps: of one message, in [1e-6, 500].
     n: messages in a shuffle, of clients that keep to the protocol, >= 1.
@@ -126,7 +126,7 @@ def shuffled_losses(eps: float, n: int, q: float = 1.0, **about) -> Losses:
 # %% ../../nbs/foundations/shuffling.ipynb #5f000028
 @dataclass(frozen=True)
 class Shuffled:
-    """A pure mechanism behind a shuffler, as an audit runs it. [this page]
+    """A pure mechanism behind a shuffler, as an audit runs it. [page shuffling]
 
     mechanism: private message by message.
     n: messages in a shuffle, >= 1.

@@ -13,7 +13,7 @@ from scipy.special import i0e, i1e, ndtr
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000008
 def normal_std(curvature: float) -> float:
-    "Normal noise, in steps, that hides no more than integer noise. [this page, Prop. 1]"
+    "Normal noise, in steps, that hides no more than integer noise. [page whole_noise, Prop. 1]"
     if curvature > 3:
         return math.exp(-curvature / 2) / math.sqrt(1.001)
     root = math.sqrt(36 - 12 * curvature)
@@ -39,7 +39,7 @@ def _theta_parts(v, n):
 
 
 def gaussian_curvature(variance: float, n: int = 1) -> float:
-    "Largest curvature of a sum of n discrete Gaussians. [this page, Prop. 2]"
+    "Largest curvature of a sum of n discrete Gaussians. [page whole_noise, Prop. 2]"
     v = float(variance)
     one = (1 + 1e-12) / (n * v)
     if n == 1 or v >= 8:
@@ -55,7 +55,7 @@ def gaussian_curvature(variance: float, n: int = 1) -> float:
 
 # %% ../../nbs/foundations/whole_noise.ipynb #wn000012
 def skellam_curvature(mu: float) -> float:
-    "Largest curvature of Skellam noise. [this page, Prop. 3; Hartman & Watson 1974]"
+    "Largest curvature of Skellam noise. [page whole_noise, Prop. 3; Hartman & Watson 1974]"
     rest = 2.25 / mu / mu
     amos = 2 * math.log1p(0.5 / mu + rest / (1 + math.sqrt(1 + rest)))
     return min(amos, 2 * math.log(i0e(mu) / i1e(mu)) + 1e-15)

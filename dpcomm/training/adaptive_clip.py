@@ -21,7 +21,7 @@ MARGIN = 1 + 1e-9  # for the grids of discrete noise
 
 
 def in_one_sum(mechanism) -> bool:
-    "Whether the count is one more entry of the vectors. [this page, Prop. entry]"
+    "Whether the count is one more entry of the vectors. [page adaptive_clip, Prop. entry]"
     return isinstance(mechanism, OnRing)
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000008
@@ -74,7 +74,7 @@ class AdaptiveClip:
         return replace(mechanism, clip_norm=clip, sigma=left)
 
     def parts(self, sigma: float, cohort: float) -> tuple[float, float]:
-        "Factors of updates and count in one row. [this page, eq. row]"
+        "Factors of updates and count in one row. [page adaptive_clip, eq. row]"
         c = sigma / self.noise(sigma, cohort)
         return math.sqrt(1 - c * c / 4) / MARGIN, c / MARGIN
 
@@ -85,13 +85,13 @@ class AdaptiveClip:
         return hidden.average(total, 1.0, rng).numpy().reshape(np.shape(count))
 
     def moved(self, clip: float, count: float, cohort: float) -> float:
-        "The clip of the next round, within a factor of a thousand. [this page, eq. move]"
+        "The clip of the next round, within a factor of a thousand. [page adaptive_clip, eq. move]"
         step = self.rate * (0.5 + float(count) / cohort - self.quantile)
         return clip * math.exp(min(max(-step, -7.0), 7.0))
 
 # %% ../../nbs/training/adaptive_clip.ipynb #ch36a002
 def in_rows(mechanism: OnRing, u: torch.Tensor, below: torch.Tensor, parts: tuple):
-    "Updates with their count as one more entry, (n, d + 1). [this page, eq. row]"
+    "Updates with their count as one more entry, (n, d + 1). [page adaptive_clip, eq. row]"
     of_update, of_count = parts
     last = (of_count * mechanism.clip_norm * below).to(u)[:, None]
     return torch.cat([of_update * mechanism.clip(u), last], 1)
