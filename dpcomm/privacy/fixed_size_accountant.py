@@ -108,10 +108,6 @@ def fixed_size_rdp(
     both = np.logaddexp((orders - 1) * one_sided, extra) / (orders - 1)
     return np.minimum(both, everyone)
 
-# %% ../../nbs/fltop/privacy.ipynb #fixedpld
-#| exporti
-
-
 # %% ../../nbs/fltop/privacy.ipynb #914e51p1
 FIXED_ACCOUNTANTS = ("pld", "rdp-balle", "rdp-classic")
 

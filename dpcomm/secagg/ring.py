@@ -163,10 +163,6 @@ def rounded_norm(norm: float, D: int, beta: float) -> float:
     excess = math.sqrt(-2 * math.log(beta)) * (norm + math.sqrt(D) / 2)
     return min(sure, math.sqrt(norm**2 + D / 4 + excess))
 
-# %% ../../nbs/secagg/ring.ipynb #ce7f015a
-#| exporti
-
-
 # %% ../../nbs/secagg/ring.ipynb #d0ring02
 TRIES = 1000  # roundings of a vector before giving up; rounded_norm never needs them
 
