@@ -28,6 +28,7 @@ def test_telling_everything_with_probability_delta_says_delta_k():
     assert information(2.0, 0.0, 1) <= information(2.0, 1e-9, 1) <= 6 + 1e-8
     assert information(1e4, 0.0, 5) == 2 * (1 + 1e4)
     assert information(math.inf, 0.0, 5) == math.inf
+    assert information(0.5, 0.0, 9) == pytest.approx(math.exp(0.5) + math.exp(-0.5) - 2)
 
 
 def test_the_largest_of_three_bounds_is_stated():
