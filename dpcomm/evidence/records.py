@@ -116,7 +116,6 @@ class Record:
 COUNT, PERCENT, PART = (0, 1e300), (0, 100), (0, 1)
 UNITS = {  # unit of a cell -> range
     "percent": PERCENT,
-    "made-percent": PERCENT,
     "percentage points": (-100, 100),
     "fraction": (-1, 1),  # or a difference of two
     "probability": PART,

@@ -61,7 +61,8 @@ class Line:
     compute: Callable | None = field(default=None, compare=False)
 
 # %% ../../nbs/run/lines.ipynb #35c56ac9
-SCORES = {"acc": "accuracy", "comm": "traffic", "loss": "loss"}
+SCORES = {"acc": "accuracy", "recall5": "recall5"}
+SCORES |= {"comm": "traffic", "loss": "loss"}
 UNITS = {"traffic": "GiB", "loss": "nats"}  # the others are percent
 
 
@@ -73,7 +74,7 @@ def source_of(federation) -> dict:
         partition_hash=federation.partition_hash,
         content_hash=data.content_hash,
         n_clients=len(federation.parts),
-        n_train=len(data.y) and int(federation.sizes.sum()),
+        n_train=int(federation.sizes.sum()),
         n_test=len(data.y_test),
     )
 

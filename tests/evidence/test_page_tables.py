@@ -132,7 +132,7 @@ def test_the_epsilon_as_run_is_said_with_both_neighbours_and_on_every_page():
     assert "for DP-FedAvg" in said and f"ε = {record.guarantee['eps']:.2g}" in said
     kept = [r for r in full() if not r.as_run]
     assert kept and str(page_tables.epsilon_as_run(kept, "DP-REC")) == ""
-    for name in "ablations gap indices mnist shakespeare stackoverflow tight".split():
+    for name in "ablations gap indices mnist shakespeare tight".split():
         page = (ROOT / f"nbs/dprec/{name}.ipynb").read_text("utf-8")
         assert "Epsilon as run" in page or "as the runs are" in page, name
 

@@ -115,14 +115,6 @@ def test_shakespeares_counts_are_those_of_the_windows_that_train():
     assert unit == "percent" and value == 100 * text.count(" ") / len(text)
 
 
-def test_the_floor_is_reached_by_naming_the_commonest_tags():
-    clients, made = stackoverflow.federation("smoke"), stackoverflow.posts("smoke")
-    tags = np.asarray(clients.data.y_test)
-    common = np.argsort(made.tables["topics"] @ made.tables["tags"])[-5:]
-    hits = 100 * np.isin(tags, common).sum() / (tags >= 0).sum()
-    assert stackoverflow.floor("smoke") == pytest.approx(hits) and 5 < hits < 100
-
-
 def test_only_the_full_setting_needs_the_theorem_that_holds():
     specs = {
         scale: lines.prepared(listed(stackoverflow, scale)["eps1.rec"])[1]
