@@ -10,6 +10,9 @@ import hashlib
 import json
 import math
 import os
+import random
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 
@@ -165,3 +168,24 @@ def uniform_rows(rng, n: int, m: int) -> np.ndarray:
     if not isinstance(rng, (list, tuple)):
         return check_stream(rng).random((n, m))
     return np.reshape([r.random(m) for r in row_streams(rng, n)], (n, m))
+
+# %% ../../nbs/foundations/random.ipynb #d0dr02
+_TURN = threading.RLock()
+
+
+@contextmanager
+def drawing(seed, device="cpu"):
+    "PyTorch's, NumPy's and Python's generators, seeded for a while; None: none draws."
+    if seed is None:
+        yield
+        return
+    cuda = torch.device(device).type == "cuda"
+    with _TURN, torch.random.fork_rng([device] if cuda else []):
+        before = random.getstate(), np.random.get_state()
+        (torch if cuda else torch.default_generator).manual_seed(seed)
+        random.seed(seed), np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

@@ -7,10 +7,7 @@ __all__ = ['ENGINES', 'cross_entropy', 'evaluate', 'downsample_majority', 'train
 
 # %% ../../nbs/training/local_sgd.ipynb #b66c23a3
 import copy
-import random
-import threading
 import warnings
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -22,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpcomm.core.checks import check_choice, shown
+from dpcomm.core.random import drawing
 from dpcomm.core.vectors import HALF, flatten, pack, trainable, unflatten, unpack
 from dpcomm.datasets.images import Inputs
 from dpcomm.training.fused import LARGE, train_fused, train_graphed, unsupported_layer
@@ -165,9 +163,6 @@ def cross_entropy(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     )
 
 # %% ../../nbs/training/local_sgd.ipynb #3b682e4f
-_TURN = threading.RLock()
-
-
 def may_draw(model):
     "Whether training may use PyTorch's generator."
     noisy = nn.modules.dropout._DropoutNd, nn.RReLU
@@ -177,23 +172,6 @@ def may_draw(model):
         if not torchs or isinstance(layer, noisy) or isinstance(rate, float) and rate:
             return True
     return False
-
-
-@contextmanager
-def drawing(seed, w):
-    "PyTorch's, numpy's and Python's generators for one visit, seeded; None: none draws."
-    if seed is None:
-        yield
-        return
-    with _TURN, torch.random.fork_rng([w.device] if w.is_cuda else []):
-        before = random.getstate(), np.random.get_state()
-        (torch.default_generator if w.device.type == "cpu" else torch).manual_seed(seed)
-        random.seed(seed), np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
 # %% ../../nbs/training/local_sgd.ipynb #59585b3d
 def _laid_out(p):
@@ -215,7 +193,7 @@ def predict(model: nn.Module, w: Tensor, x: Tensor):
     "Outputs of a weight vector, with dropout off: a tensor, or several in any nesting."
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
-    with drawing(0 if may_draw(model) else None, w):
+    with drawing(0 if may_draw(model) else None, w.device):
         laid_out = [tree_map(_laid_out, part) for part in x.split(500)]
         outputs = [tree_flatten(call(params, part)) for part in laid_out]
         leaves, structure = outputs[0]
@@ -250,8 +228,7 @@ def check_labels(model: nn.Module, x: Tensor, y: Tensor, whose) -> None:
     if y.ndim != 1 or y.is_floating_point() or not len(y):
         return
     w = pack(model)
-    two = tree_map(lambda side: side.new_zeros(2, *side.shape[1:], device=w.device), x)
-    outputs = predict(model, w, two)
+    outputs = predict(model, w, tree_map(lambda side: side[:2].to(w.device), x))
     _check_one_tensor(outputs, type(model).__name__)
     if outputs.ndim != 2:
         return
@@ -282,6 +259,16 @@ def loss_on(loss, device):
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
 
 
+def _answers(call, params, x, y, loss):
+    "What model and loss say of inputs, of others, and of the first again, drawing alike."
+    for rows in ([0, 1], [0, 0], [0, 1]):
+        with drawing(0):
+            inputs, targets = tree_map(lambda side: side[rows], (x, y))
+            outputs = call(params, inputs)
+            said = tree_leaves((outputs, loss(outputs, targets)))
+            yield [p.detach() for p in said if isinstance(p, Tensor)]
+
+
 def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
     "Refuse a model, a loss and data that do not go together, tried on two examples."
     kind, w = type(model).__name__, pack(model).cpu()
@@ -305,10 +292,11 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
         value = loss(outputs, y)
         torch.autograd.grad(value, [*params.values()], materialize_grads=True)
 
-    with drawing(0, w), warnings.catch_warnings():
+    with drawing(0, w.device), warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")  # that is broadcast
         try:
             call(params, x, try_loss)
+            first, _, again = _answers(call, params, x, y, loss)
         except Misfit:
             raise
         except Exception as error:
@@ -323,6 +311,11 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
                 " first or last layer, the data, or the loss, which must be one number,"
                 " the mean over a batch"
             ) from error
+    if not all(map(partial(torch.allclose, rtol=1e-4, equal_nan=True), first, again)):
+        raise Misfit(
+            f"{kind} or its loss gives two answers to the same input: it keeps something"
+            " between calls, which messages do not include; reset it at the start of forward"
+        )
 
 # %% ../../nbs/training/local_sgd.ipynb #cfa44d67
 def downsample_majority(
@@ -514,7 +507,7 @@ def obstacle(name, model, device="cpu", data=None, loss=None, part=()) -> str:
             return why
     if name == "loop" or not len(part):
         return ""
-    with drawing(0, pack(model).to(device)):
+    with drawing(0, device):
         return first_step_differs(name, model, data, part, device, loss)
 
 

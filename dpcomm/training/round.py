@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dpcomm.core.checks import check_reals, shown
+from dpcomm.core.random import drawing
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.training.adaptive_clip import AdaptiveClip, Moving
 from dpcomm.training.fused import fast_products, pin_allocator
@@ -26,7 +27,6 @@ from dpcomm.training.local_sgd import (
     batch_plan,
     cause_of_nan,
     downsample_majority,
-    drawing,
     local_trainer,
     may_draw,
     told,
@@ -89,7 +89,7 @@ def _train(chunk, w, lr, mask):
         return updates, w.new_zeros(0), bad
     plan = torch.from_numpy(rows[there]).to(w.device)
     try:
-        with drawing(chunk.seed, w):
+        with drawing(chunk.seed, w.device):
             trained, losses = chunk.trainer(
                 w, chunk.data.x, chunk.data.y, plan, lr, mask
             )

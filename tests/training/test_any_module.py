@@ -3,6 +3,7 @@ any module, and what may not happen to them.
 """
 
 import copy
+import random
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -334,7 +335,9 @@ def test_every_visit_draws_from_its_own_address():
     Coins.seen = seen = []
     simulate(work, progress=False)
     training, scoring = ([c for on, c in seen if on == mode] for mode in (True, False))
-    assert len(training) == len(set(training)) == 13 and len(set(scoring)) == 1
+    trials = 4  # one with its gradient, three that look for something kept
+    assert len(set(training)) == len(training) - trials + 1 == 13
+    assert len(set(scoring)) == 1
     alone, w = np.array([2]), pack(work.model)
     streams = work.streams(1, alone, "batches")
     Coins.seen = again = []
@@ -350,6 +353,30 @@ def test_clients_of_one_vmap_call_have_dropout_of_their_own():
     updates, _ = local_sgd.train_vmap(net, pack(net), x, y, plan, 1.0)
     masks = {tuple((u[:64] != 0).tolist()) for u in updates}
     assert len(masks) == 3
+
+
+class Keeps(nn.Linear):
+    "Answers with what it was asked before, from the second call on."
+
+    past = None
+
+    def forward(self, x):
+        self.past, past = x.detach().mean(), self.past
+        return super().forward(x) + (0.0 if past is None else past)
+
+
+def test_a_model_that_remembers_earlier_calls_is_refused():
+    says = "or its loss gives two answers to the same input"
+    with pytest.raises(ValueError, match=f"Keeps {says}"):
+        simulate(replace(task("mlp"), model=Keeps(20, 3)), progress=False)
+    seen = []
+
+    def loss(outputs, y):
+        seen.append(y)
+        return F.cross_entropy(outputs, y) * len(seen)
+
+    with pytest.raises(ValueError, match=says):
+        simulate(replace(task("mlp"), loss=loss), progress=False)
 
 
 class Counter(nn.Linear):
@@ -466,6 +493,44 @@ def test_clients_bring_their_own_data():
             Federation.of([stream], test=swapped)
     with pytest.raises(TypeError, match="clients is 7; it must hold the data of each"):
         Federation.of(7, test=swapped)
+
+
+class Jittered(torch.utils.data.Dataset):
+    "Ten examples with a random transform."
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return torch.tensor([i + self.draw()]), i
+
+
+DRAWN = {"torch": lambda: float(torch.rand(()))}
+DRAWN |= {"numpy": np.random.random, "python": random.random}
+
+
+@tabled("draw", DRAWN)
+def test_examples_that_change_from_pass_to_pass_are_said_and_read_alike(draw):
+    loaded = torch.utils.data.DataLoader(Jittered(DRAWN[draw]), 3)
+    for held in (Jittered(DRAWN[draw]), loaded):
+        with pytest.warns(UserWarning, match="differ from pass to pass"):
+            twice = [Federation.of([held], test=([[0.0]], [0])) for _ in range(2)]
+        assert torch.equal(*(one.data.x for one in twice))
+
+
+def test_a_sampler_that_draws_is_said_and_a_shuffle_is_not():
+    D = torch.utils.data
+    rows = D.TensorDataset(torch.rand(20, 1), torch.arange(20))
+    mine = [[1.0]], [0]
+    with pytest.warns(UserWarning, match="differ from pass to pass"):
+        drawn = D.WeightedRandomSampler(torch.ones(20), 20)
+        Federation.of([D.DataLoader(rows, 4, sampler=drawn)], test=mine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.of([D.DataLoader(rows, 4, shuffle=True), rows], test=mine)
 
 
 def test_a_loader_s_rows_are_those_it_yields():
