@@ -42,14 +42,16 @@ def scores(found, name: str = None) -> dict:  # key -> Summary over its seeds
 
 def gap(found, above: str, below: str, score: str = "accuracy"):
     "Summary of the difference of two settings' last scores, over the seeds they share."
-    at = {
-        (r.key, r.seed): r.final[score]
-        for r in records.current(found).values()
-        if isinstance(r.final.get(score), (int, float))
-    }
+    runs = records.current(found).values()
+    runs = [r for r in runs if isinstance(r.final.get(score), (int, float))]
+    at = {(r.key, r.seed): r for r in runs}
     seeds = sorted(s for key, s in at if key == above and (below, s) in at)
-    apart = [at[above, s] - at[below, s] for s in seeds]
-    return verdicts.cell_summary(apart) if seeds else None
+    pairs = [(at[above, s], at[below, s]) for s in seeds]
+    if not pairs:
+        return None
+    beyond = any(records.BEYOND in r.notes for pair in pairs for r in pair)
+    s = verdicts.cell_summary([a.final[score] - b.final[score] for a, b in pairs])
+    return replace(s, level=verdicts.AFTER_A_LOOK) if beyond else s
 
 
 def printed(cell: paper_tables.Cell) -> str:

@@ -137,6 +137,15 @@ def test_the_epsilon_as_run_is_said_with_both_neighbours_and_on_every_page():
         assert "Epsilon as run" in page or "as the runs are" in page, name
 
 
+def test_a_gap_over_seeds_that_were_added_has_the_interval_of_a_second_look():
+    sides = "lenet5.eps6.fedavg", "lenet5.eps6.rec"
+    first = [r for r in full() if r.key in sides]
+    later = [replace(r, notes=[records.BEYOND]) if r.seed else r for r in first]
+    gap, wide = (page_tables.gap(found, *sides) for found in (first, later))
+    assert (wide.mean, wide.se) == (gap.mean, gap.se) and gap.n > 2
+    assert (gap.level, wide.level) == (0.95, verdicts.AFTER_A_LOOK)
+
+
 def test_the_papers_points_have_95_percent_intervals():
     keys = ["mnist.eps3.rec.acc", "mnist.eps6.rec.acc"]
     line = page_tables.paper_line("dprec", "rec", (3, 6), keys)
