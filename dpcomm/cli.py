@@ -377,8 +377,8 @@ def sweep_all(args) -> int:
         slurm = dict(args.slurm_option) if args.slurm else None
         with sweep.dask_client(jobs, processes, args.dask, slurm) as client:
             done = sweep.run_dask(jobs, client, folder, **how)
-    for job, why in done.failed.items():
-        print(f"\n{job.name} failed: {why.strip()}", file=sys.stderr)
+    for name, why in done.failed.items():
+        print(f"\n{name} failed: {why.strip()}", file=sys.stderr)
     if done.late:
         left = f"{len(done.late)} runs are left: repeat the command to continue"
         print(left, file=sys.stderr)

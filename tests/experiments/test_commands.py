@@ -19,7 +19,7 @@ from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments.run import runs, sweep
 from dpcomm.mechanisms import contract
 
-FAILED = dict(failed={sweep.Job("x", "k", 0, "full", 1.0, 1.0, 1): "why"})
+FAILED = dict(failed={"x.full/k.seed0": "why"})
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
 
 

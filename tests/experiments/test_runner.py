@@ -58,11 +58,12 @@ def test_smoke_leaves_records_that_fit_the_grid(name, tmp_path):
     made = runs.run_grid(name, "smoke", [0], folder, only)
     experiment = runs.find(name)
     jobs = runs.select(experiment, "smoke", [0], only)
-    assert {(r.key, r.seed) for r in made} == {(run.key, seed) for run, seed in jobs}
+    assert {(r.key, r.seed) for r in made} == {(job.key, job.seed) for job in jobs}
+    trains = {job.key: job.run.trains for job in jobs}
     (path,) = folder.glob("*/*.jsonl")
     assert path.parent.name == experiment.paper
     for record in records.read(path):
-        assert record.trained == runs.find_run(experiment, "smoke", record.key).trains
+        assert record.trained == trains[record.key]
         assert record.origin["code"] == experiment.code
         assert all(key.startswith("ours.") for key in record.cells)
     told = path.read_text(encoding="utf-8")

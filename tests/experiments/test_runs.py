@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import types
 from dataclasses import replace
 
@@ -69,14 +70,14 @@ class Made:
         )
 
     def execute(self, key, seed=0, out=None, scale="full", **how):
-        return runs.execute(self.experiment, self.run(key, scale), seed, out, **how)
+        job = runs.job_of(self.experiment, self.run(key, scale), seed)
+        return runs.execute(job, out, **how)
 
 
 @pytest.fixture
 def made(monkeypatch):
     found = Made()
-    for module in (runs, sweep):
-        monkeypatch.setattr(module, "find", lambda name: found.experiment)
+    monkeypatch.setattr(runs, "find", lambda name: found.experiment)
     return found
 
 
@@ -130,11 +131,11 @@ def test_a_run_gets_its_checkpoint_and_loses_it_when_it_is_recorded(made, tmp_pa
     path = tmp_path / "checkpoints" / "made_up.full" / "rec.seed0.pt"
 
     def half(run, seed, checkpoint, resume, max_seconds, **how):
-        assert checkpoint == path and resume and max_seconds == 7
+        assert checkpoint == path and resume and 0 < max_seconds <= 700
         checkpoint.write_text("rounds")
 
     made.does["rec"] = half
-    assert made.execute("rec", 0, tmp_path, max_seconds=7) is None
+    assert made.execute("rec", 0, tmp_path, end=time.time() + 700) is None
     assert path.read_text() == "rounds" and stored(tmp_path) == []
     del made.does["rec"]
     assert made.execute("rec", 0, tmp_path) and not path.exists()
@@ -239,14 +240,14 @@ def test_cells_below_full_scale_are_ours(made, tmp_path):
 
 
 def test_runs_that_need_others_come_after_them_and_seeds_as_planned(made):
-    jobs = [(run.key, seed) for run, seed in runs.select(made.experiment, "full")]
+    jobs = [(job.key, job.seed) for job in runs.select(made.experiment, "full")]
     planned = [(k, s) for k in ("fedavg", "rec", "gap") for s in (0, 1)]
     assert sorted(jobs) == sorted([*planned, ("sizes", 0)])
     for seed in (0, 1):
         needs = [jobs.index((key, seed)) for key in ("fedavg", "rec")]
         assert jobs.index(("gap", seed)) > max(needs)
     asked = runs.select(made.experiment, "full", (7,), "fed")
-    assert [(run.key, seed) for run, seed in asked] == [("fedavg", 7)]
+    assert [(job.key, job.seed) for job in asked] == [("fedavg", 7)]
 
 
 def test_experiments_are_found_by_name_and_refused_with_the_nearest():

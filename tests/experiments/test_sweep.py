@@ -21,7 +21,6 @@ from dpcomm.evidence import paper_tables, records, verdicts
 from dpcomm.evidence.verdicts import AFTER_A_LOOK, LOOKS, Summary
 from dpcomm.experiments.lines import Line
 from dpcomm.experiments.run import runs, sweep
-from dpcomm.experiments.run.sweep import Job
 
 ASKED = (["dprec-mnist"], "smoke", (0, 1), "linear.eps3")
 ORDER = paper_tables.cell("dprec", "mnist.eps3.order")
@@ -48,10 +47,7 @@ def made_up(monkeypatch, *grid, run_one=None, name="made-up"):
     module = types.ModuleType("made_up")
     module.grid, module.run_one = lambda scale: grid, run_one
     experiment, real = runs.Experiment(name, module), runs.find
-    for place in (sweep, runs):
-        monkeypatch.setattr(
-            place, "find", lambda n: experiment if n == name else real(n)
-        )
+    monkeypatch.setattr(runs, "find", lambda n: experiment if n == name else real(n))
 
 
 def run(key, **how):
@@ -85,23 +81,17 @@ def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
     keys = ("linear.eps3.fedavg", "linear.eps3.rec")
     planned = sorted((job.key, job.seed) for job in jobs)
     assert planned == [(key, seed) for key in keys for seed in (0, 1)]
-    experiment = runs.find("dprec-mnist")
-    one = runs.find_run(experiment, "smoke", keys[1])
-    record = runs.record_of(experiment, one, 1, {}, {"wall_seconds": 120.0})
-    records.append(tmp_path, record)
+    (one,) = [job for job in jobs if (job.key, job.seed) == (keys[1], 1)]
+    records.append(tmp_path, runs.record_of(one, {}, {"wall_seconds": 120.0}))
     left = sweep.plan(*ASKED, tmp_path)
     assert len(left) == 3 and (keys[1], 1) not in [(job.key, job.seed) for job in left]
     assert [job.minutes for job in left if job.key == keys[1]] == [2.0]
     assert len(sweep.plan(*ASKED)) == 4, "another folder"
 
 
-def job(key="a", **how) -> Job:
-    given = dict(experiment="made-up", seed=0, scale="full", minutes=1.0, memory=1.0)
-    return Job(key=key, **given | dict(cells=1) | how)
-
-
 def test_a_shell_line_is_a_sweep_of_its_run_alone(tmp_path):
-    line = sweep.shell_line(job("a b", seed=3), tmp_path, "cuda")
+    one = runs.job_of(runs.Experiment("made-up", types.ModuleType("x")), run("a b"), 3)
+    line = sweep.shell_line(one, tmp_path, "cuda")
     words = "-m dpcomm sweep made-up --scale full --only".split()
     more = ["a b", "--seeds", "3", "--device", "cuda", "--out", str(tmp_path)]
     assert shlex.split(line) == [sys.executable, *words, *more]
@@ -174,14 +164,16 @@ def test_planned_seeds_come_first_and_a_borrowed_spread_asks_for_no_more():
 @pytest.mark.slow
 def test_a_plan_that_decides_holds_what_is_open_after_what_it_needs():
     jobs = sweep.plan(["sqsgd-mnist", "fltop-fmnist"], decide=True)
-    names = [(job.experiment, job.key, job.seed) for job in jobs]
+    names = [(job.experiment.name, job.key, job.seed) for job in jobs]
     assert jobs and len({*names}) == len(names)
     for i, job in enumerate(jobs):
-        stands = runs.recorded_runs(runs.find(job.experiment), "full")
+        stands = runs.recorded_runs(job.experiment, "full")
         assert (job.key, job.seed) not in stands
-        for name, key, seed in job.needs:
-            there = (key, seed) in runs.recorded_runs(runs.find(name), "full")
-            assert there or names.index((name, key, seed)) < i, "needs come first"
+        for source, key, seed in job.inputs.values():
+            there = (key, seed) in runs.recorded_runs(source, "full")
+            assert there or names.index((source.name, key, seed)) < i, (
+                "needs come first"
+            )
     assert "claim.fig3.sqsgd_minus_pm.eps400" not in {j.key for j in jobs}, "decided"
     assert sweep.plan(["dprec-costs"], decide=True) == []
 
@@ -192,7 +184,7 @@ def test_a_seed_beyond_the_planned_ones_is_marked_and_judged_by_the_later_level(
     played = dict(cells={one.fills[0]: [50.0, "percent"]})
     seed = max(one.seeds) + 1
     for at, beyond in ((seed, True), (one.seeds[0], False)):
-        made = runs.record_of(experiment, one, at, played, {})
+        made = runs.record_of(runs.job_of(experiment, one, at), played, {})
         assert (records.BEYOND in made.notes) == beyond
         (mine,) = verdicts.ours_by_key([made]).values()
         assert mine.summary.level == (AFTER_A_LOOK if beyond else 0.95)
@@ -213,12 +205,10 @@ def test_a_failure_leaves_the_others_and_time_ends_a_sweep(monkeypatch, tmp_path
     done = sweep.run_here(jobs, tmp_path, say=lines.append)
     assert [job.key for job in done.done] == ["good"]
     assert {job.key for job in done.late} == {"long", "gap"}
-    assert [(j.key, why) for j, why in done.failed.items()] == [
-        ("bad", "KeyError: 'a fault'")
-    ]
+    assert done.failed == {"made-up.full/bad.seed0": "KeyError: 'a fault'"}
     assert len(lines) == 4 and "1 done, 2 unfinished, 1 failed" in lines[-1]
     late = sweep.run_here(jobs, tmp_path, end=time.time() - 1, say=lines.append)
-    assert late.late == jobs and not late.failed
+    assert late.late == [job for job in jobs if job.key != "good"] and not late.failed
 
 
 SWEEP = """

@@ -201,16 +201,44 @@ def recorded_runs(experiment: Experiment, scale: str, *roots) -> dict:
     return there
 
 
-def find_run(experiment: Experiment, scale: str, key: str) -> Line:
-    grid = {run.key: run for run in experiment.grid(scale)}
-    return grid[check_choice("run", key, grid)]
+@dataclass(frozen=True, eq=False)
+class Job:
+    "A run and a seed, with all that it takes to play and to record them."
+
+    experiment: Experiment
+    run: Line
+    seed: int
+    inputs: dict  # need -> (Experiment, key, seed) of the record that it names
+    minutes: float = 0.0  # of one core, expected
+    change: dict = field(default_factory=dict)  # setting -> value that is tried
+
+    @property
+    def key(self) -> str:
+        "Of its record."
+        tried = f"change.{self.tried}." if self.change else ""
+        return f"{tried}{self.run.key}"
+
+    @property
+    def tried(self) -> str:
+        "Its changed settings in words."
+        return ",".join(
+            f"{name}={value}" for name, value in sorted(self.change.items())
+        )
+
+    @property
+    def name(self) -> str:
+        "For people and file names."
+        return f"{self.experiment.name}.{self.run.scale}/{self.key}.seed{self.seed}"
 
 
-def source_run(need: str, experiment: Experiment, seed: int) -> tuple:
-    "Experiment, key and seed that a need names, as [experiment/]key[@seed]."
-    name, _, rest = need.rpartition("/")
-    key, _, other = rest.partition("@")
-    return find(name) if name else experiment, key, int(other or seed)
+def job_of(experiment: Experiment, run: Line, seed: int) -> Job:
+    "With its inputs, which the line names as [experiment/]key[@seed]."
+    inputs = {}
+    for need in run.needs:
+        name, _, rest = need.rpartition("/")
+        key, _, other = rest.partition("@")
+        inputs[need] = find(name) if name else experiment, key, int(other or seed)
+    return Job(experiment, run, seed, inputs)
 
 # %% ../../../nbs/run/runs.ipynb #dacec523
 def cpu_seconds(record) -> float:
@@ -265,14 +293,8 @@ def _plain(value):  # dataclasses and numpy's numbers, as JSON holds them
     return asdict(value) if is_dataclass(value) else value.item()
 
 
-def record_of(
-    experiment: Experiment,
-    run: Line,
-    seed: int,
-    outcome: dict,
-    cost: dict,
-    device: str = "cpu",
-) -> Record:
+def record_of(job: Job, outcome: dict, cost: dict, device: str = "cpu") -> Record:
+    experiment, run, seed = job.experiment, job.run, job.seed
     kept = json.loads(json.dumps(EMPTY | outcome, default=_plain))
     torch = sys.modules.get("torch")
     if unplanned := [key for key in kept["cells"] if key not in run.fills]:
@@ -293,25 +315,26 @@ def record_of(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     who = dict(paper=experiment.paper, experiment=experiment.stem, scale=run.scale)
-    who |= dict(key=run.key, seed=seed, trained=run.trains, cost=cost, origin=origin)
+    who |= dict(key=job.key, seed=seed, trained=run.trains, cost=cost, origin=origin)
     return Record(**kept | who | {"history": records.thin(kept["history"])})
 
 # %% ../../../nbs/run/runs.ipynb #3a9d8353
-def _outcome(experiment, run, seed, how, folder):
+def _outcome(job, how, folder):
     "What `run_one` returns; None where it is not finished or an input is missing."
+    run = replace(job.run, changes=job.run.changes | job.change)
     if run.needs:
-        inputs = {}
-        for need in run.needs:
-            source, *at = source_run(need, experiment, seed)
-            inputs[need] = recorded_runs(source, run.scale, None, folder).get((*at,))
+        inputs = {
+            need: recorded_runs(source, run.scale, None, folder).get((key, seed))
+            for need, (source, key, seed) in job.inputs.items()
+        }
         if None in inputs.values():
             return None
         if lost := [key for key, r in inputs.items() if not (r.final or r.cells)]:
             return {"notes": [f"computed from {lost[0]}, which diverged: no numbers"]}
         how = (how if run.minutes else {}) | {"inputs": inputs}
     try:
-        play = getattr(experiment.module, "run_one", lines.run_one)
-        return play(run, seed, **how)
+        play = getattr(job.experiment.module, "run_one", lines.run_one)
+        return play(run, job.seed, **how)
     except FloatingPointError as error:
         return {"notes": [f"diverged: {error}"]}
 
@@ -326,48 +349,39 @@ def _peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _in_words(change):
-    return ",".join(f"{name}={value}" for name, value in sorted(change.items()))
-
-
 def execute(
-    experiment: Experiment,
-    run: Line,
-    seed: int,
+    job: Job,
     out=None,  # folder of records and checkpoints
     resume: bool = True,  # take the record or the checkpoint that is there
-    change: dict | None = None,  # setting -> value to try in the place of the run's own
+    end: float | None = None,  # of its time, as `time.time`
     **how,
 ) -> Record | None:  # None where it stopped before its end
-    "Run one setting and seed, and record it; BlockingIOError where another process does."
-    folder, recorded = output_folder(out), run
-    if change:
-        key, changes = f"change.{_in_words(change)}.{run.key}", run.changes | change
-        folder, recorded = folder / "changes", replace(run, key=key, changes=changes)
-    stem = f"{experiment.stem}.{run.scale}"
-    path = folder / "checkpoints" / stem / f"{recorded.key}.seed{seed}.pt"
+    "Play one job and record it; BlockingIOError where another process does."
+    folder, scale = output_folder(out), job.run.scale
+    folder = folder / "changes" if job.change else folder
+    stem = f"{job.experiment.stem}.{scale}"
+    path = folder / "checkpoints" / stem / f"{job.key}.seed{job.seed}.pt"
     with locked(path.with_suffix(".lock"), wait=False):
-        there = recorded_runs(experiment, run.scale, folder) if resume else {}
-        if (recorded.key, seed) in there:
-            return there[recorded.key, seed]
+        there = recorded_runs(job.experiment, scale, folder) if resume else {}
+        if (job.key, job.seed) in there:
+            return there[job.key, job.seed]
+        left = None if end is None else end - time.time()
+        if left is not None and left <= 0:
+            return None
         wall, cpu = time.monotonic(), time.process_time()
-        how |= dict(checkpoint=path, resume=resume)
-        line = replace(recorded, key=run.key)
-        outcome = _outcome(experiment, line, seed, how, folder)
+        how |= dict(checkpoint=path, resume=resume, max_seconds=left)
+        outcome = _outcome(job, how, folder)
         if outcome is None:
             return None
-        if change:  # never a verdict
-            outcome |= dict(cells={}, notes=[f"changed settings: {_in_words(change)}"])
+        if job.change:  # never a verdict
+            outcome |= dict(cells={}, notes=[f"changed settings: {job.tried}"])
         seconds = time.monotonic() - wall, time.process_time() - cpu
         cost = dict(
             wall_seconds=outcome.pop("wall_seconds", seconds[0]),
             cpu_seconds=outcome.pop("cpu_seconds", seconds[1]),
             peak_bytes=_peak_bytes(),
         )
-        device = how.get("device", "cpu")
-        record = record_of(experiment, recorded, seed, outcome, cost, device)
-        if table := getattr(experiment.module, "table", None):  # of one's own notebook
-            atomic_write(folder / experiment.paper / table.name, table.read_bytes())
+        record = record_of(job, outcome, cost, how.get("device", "cpu"))
         records.append(folder, record, counts=True)
         path.unlink(missing_ok=True)
     return record
@@ -431,7 +445,7 @@ def ready(folder: Path) -> Path:
 
 
 def select(experiment: Experiment, scale: str, seeds=None, only: str = "all") -> list:
-    "(Line, seed) that were asked for, as `run_grid` takes it; needs come first."
+    "Every Job that was asked for, as `run_grid` takes it; needs come first."
     for seed in seeds or ():
         check_between("seed", seed, 0, LAST_SEED)
     grid = experiment.grid(scale)
@@ -443,7 +457,7 @@ def select(experiment: Experiment, scale: str, seeds=None, only: str = "all") ->
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
     return [
-        (run, seed)
+        job_of(experiment, run, seed)
         for seed in sorted(wanted)
         for run in runs
         if seed in run.seeds or (seeds is not None and run.trains)
@@ -480,32 +494,30 @@ def run_grid(
     experiment, finished, left = find(name), [], []
     jobs = select(experiment, scale, seeds, only)
     if change:
-        jobs = [(run, seed) for run, seed in jobs if run.changes and not run.needs]
-    tried = read_changes(change) if change else [None]
-    jobs = [(*job, each) for each in tried for job in jobs]
+        jobs = [job for job in jobs if job.run.changes and not job.run.needs]
+        tried = read_changes(change)
+        jobs = [replace(job, change=each) for each in tried for job in jobs]
     if not jobs:
         raise ValueError(f"{experiment.name} trains nothing: leave out --seeds and -p")
     folder = ready(output_folder(out))
     if out is None and not in_pages():
         print(f"writing records to {folder}", flush=True)
+    if table := getattr(experiment.module, "table", None):  # of one's own notebook
+        atomic_write(folder / experiment.paper / table.name, table.read_bytes())
     costs = Costs(experiment, scale, None, folder)
-    minutes = [costs.minutes(run)[0] for run, *_ in jobs]
-    end = None if max_seconds is None else time.monotonic() + max_seconds
-    for i, (run, seed, each) in enumerate(jobs):
+    minutes = [costs.minutes(job.run)[0] for job in jobs]
+    end = None if max_seconds is None else time.time() + max_seconds
+    for i, job in enumerate(jobs):
         rest = sum(minutes[i:])
         rest = f"{rest / 60:.1f} h" if rest > 90 else f"{rest:.0f} min"
         place = f"{i + 1} of {len(jobs)}, {rest} left in total"
-        seconds = None if end is None else end - time.monotonic()
-        how |= dict(progress=f"{run.key}, seed {seed} ({place})", max_seconds=seconds)
-        record = None
-        if seconds is None or seconds > 0:
-            record = execute(experiment, run, seed, folder, resume, each, **how)
-        if record:
+        how["progress"] = f"{job.key}, seed {job.seed} ({place})"
+        if record := execute(job, folder, resume, end, **how):
             finished.append(record)
             if tell:
                 tell(record)
         else:
-            left.append(f"{run.key} seed {seed}")
+            left.append(f"{job.key} seed {job.seed}")
     if left:
         keys = ", ".join(left[:9]) + " ..." * (len(left) > 9)
         raise Unfinished(f"{len(left)} of {len(jobs)} runs are unfinished: {keys}")

@@ -11,12 +11,10 @@ import os
 import shlex
 import signal
 import sys
-import time
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import cache
 from io import StringIO
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,60 +22,38 @@ from ...core.checks import needs
 from ...evidence import paper_tables, records, verdicts
 from ...evidence.figures import Table
 from . import runs
-from .runs import Costs, find, find_run, source_run
+from .runs import Costs, Job, job_of
 
 # %% ../../../nbs/run/sweep.ipynb #b3107f0e
-class Job(NamedTuple):
-    "One missing record."
-
-    experiment: str  # as 'dprec-mnist'
-    key: str  # of the run
-    seed: int
-    scale: str
-    minutes: float  # of one core, expected
-    memory: float  # GiB
-    cells: int  # numbers that it fills
-    needs: tuple = ()  # (experiment, key, seed) of records that it is computed from
-    data: tuple = ()  # data sets
-
-    @property
-    def name(self) -> str:
-        "For people and file names."
-        return f"{self.experiment}.{self.scale}/{self.key}.seed{self.seed}"
-
-
 def plan(
     names, scale: str = "full", seeds=None, only="all", out=None, decide=False
 ) -> list:
     """Every missing run that was asked for, as Job, the most cells an hour first; what a
     job needs stands before it. decide: only the seeds that can still change a verdict.
     """
-    chosen, jobs = [find(name) for name in names], {}
+    chosen, jobs = [runs.find(name) for name in names], {}
     costs = cache(lambda e: Costs(e, scale, *([None, out] if out else [None])))
     if decide:
         asked = _deciding(chosen, only, costs)
     else:
-        asked = [
-            (e, *job) for e in chosen for job in runs.select(e, scale, seeds, only)
-        ]
+        asked = [job for e in chosen for job in runs.select(e, scale, seeds, only)]
 
-    def worth(experiment, run, seed):
-        minutes, _ = costs(experiment).minutes(run)
-        return bool(run.needs), -(len(run.fills) + 1e-3) / (minutes + 1e-2)
+    def worth(job):
+        minutes, _ = costs(job.experiment).minutes(job.run)
+        return bool(job.run.needs), -(len(job.run.fills) + 1e-3) / (minutes + 1e-2)
 
-    def add(experiment, run, seed):
-        job = experiment.name, run.key, seed
-        if (run.key, seed) in costs(experiment).have or job in jobs:
+    def add(job):
+        have = costs(job.experiment).have
+        if (job.key, job.seed) in have or job.name in jobs:
             return
-        sources = [source_run(need, experiment, seed) for need in run.needs]
-        for source, key, other in sources:
-            add(source, find_run(source, scale, key), other)
-        needed = tuple((source.name, *at) for source, *at in sources)
-        cost = costs(experiment).minutes(run)[0], run.memory
-        jobs[job] = Job(*job, scale, *cost, len(run.fills), needed, run.data)
+        for source, key, seed in job.inputs.values():
+            grid = {run.key: run for run in costs(source).grid}
+            add(job_of(source, grid[key], seed))
+        minutes, _ = costs(job.experiment).minutes(job.run)
+        jobs[job.name] = replace(job, minutes=minutes)
 
-    for each in sorted(asked, key=lambda each: worth(*each)):
-        add(*each)
+    for job in sorted(asked, key=worth):
+        add(job)
     return list(jobs.values())
 
 # %% ../../../nbs/run/sweep.ipynb #783ef485
@@ -92,11 +68,12 @@ def _table(header, rows, title):
 def plan_table(jobs: list) -> Table:
     "Time and memory of a plan, a row an experiment."
     rows = []
-    for name in dict.fromkeys(job.experiment for job in jobs):
-        mine = [job for job in jobs if job.experiment == name]
+    for name in dict.fromkeys(job.experiment.name for job in jobs):
+        mine = [job for job in jobs if job.experiment.name == name]
         hours = sum(job.minutes for job in mine) / 60
-        cells, memory = sum(job.cells for job in mine), max(job.memory for job in mine)
-        data = ", ".join(sorted({d for job in mine for d in job.data}))
+        cells = sum(len(job.run.fills) for job in mine)
+        memory = max(job.run.memory for job in mine)
+        data = ", ".join(sorted({d for job in mine for d in job.run.data}))
         size = str(len(mine)), str(cells), f"{hours:,.1f}", f"{memory:g}"
         rows.append((name, *size, data))
     total = sum(job.minutes for job in jobs) / 60
@@ -106,7 +83,7 @@ def plan_table(jobs: list) -> Table:
 
 def status(name: str, scale: str = "full") -> Table:
     "A grid with what is done and what the rest would take, a row a run."
-    costs, rows = Costs(find(name), scale), []
+    costs, rows = Costs(runs.find(name), scale), []
     for run in costs.grid:
         left = sum(other.key == run.key for other, _ in costs.missing)
         state = f"{len(run.seeds) - left} of {len(run.seeds)} seeds" if left else "done"
@@ -121,7 +98,7 @@ def status(name: str, scale: str = "full") -> Table:
 
 def cost(name: str) -> Table:
     "Cost of an experiment so far, by its records, and of missing runs, a row a scale."
-    experiment, rows = find(name), []
+    experiment, rows = runs.find(name), []
     for scale in records.SCALES:
         costs = Costs(experiment, scale)
         verb = "sweep" if scale == "full" else "run"
@@ -185,7 +162,7 @@ def seeds_that_decide(cell, s, planned: tuple, have: set) -> tuple:
 
 # %% ../../../nbs/run/sweep.ipynb #3c9c39e8
 def _deciding(chosen, only, costs):
-    "(experiment, run, seed) that can still change a verdict."
+    "Every Job that can still change a verdict."
     asked = {}
     for paper in sorted({e.paper for e in chosen} - {paper_tables.ACROSS}):
         mine = [e for e in chosen if e.paper == paper]
@@ -205,7 +182,7 @@ def _deciding(chosen, only, costs):
             planned = tuple(dict.fromkeys(s for _, run in behind for s in run.seeds))
             s, have = evidence.summary(cell), set.intersection(*there)
             for seed in seeds_that_decide(cell, s, planned, have):
-                asked |= {(e.name, run.key, seed): (e, run, seed) for e, run in behind}
+                asked |= {(e.name, r.key, seed): job_of(e, r, seed) for e, r in behind}
     return list(asked.values())
 
 # %% ../../../nbs/run/sweep.ipynb #dda5e79c
@@ -215,12 +192,12 @@ class Outcome:
 
     done: list = field(default_factory=list)
     late: list = field(default_factory=list)  # rounds left, no input, or run elsewhere
-    failed: dict = field(default_factory=dict)  # Job -> error in words
+    failed: dict = field(default_factory=dict)  # name of a job -> error in words
 
     def keep(self, job: Job, result, say) -> None:
         "Note what a job returned or raised."
         if isinstance(result, BaseException):
-            self.failed[job] = f"{type(result).__name__}: {result}"
+            self.failed[job.name] = f"{type(result).__name__}: {result}"
         else:
             (self.done if result else self.late).append(job)
         counts = f"{len(self.late)} unfinished, {len(self.failed)} failed"
@@ -229,15 +206,10 @@ class Outcome:
 
 def run_job(job: Job, out, end: float | None = None, device="cpu", progress=False):
     "Whether the record is there after a run until `end`, as `time.time`, at most."
-    seconds = None if end is None else end - time.time()
-    if seconds is not None and seconds <= 0:
-        return False
-    experiment = find(job.experiment)
-    run = find_run(experiment, job.scale, job.key)
-    device = runs.device(device if experiment.gpu else "cpu")
-    how = dict(device=device, progress=progress, max_seconds=seconds)
+    device = runs.device(device if job.experiment.gpu else "cpu")
+    how = dict(end=end, device=device, progress=progress)
     try:
-        return runs.execute(experiment, run, job.seed, out, **how) is not None
+        return runs.execute(job, out, **how) is not None
     except BlockingIOError:  # another process runs it
         return False
 
@@ -264,14 +236,16 @@ def run_dask(jobs: list, client, out, end=None, device="cpu", say=print) -> Outc
     with needs("run"):
         from distributed import as_completed
 
-    outcome, futures, names = Outcome(), {}, {}
+    outcome, futures = Outcome(), {}
     for rank, job in enumerate(jobs):
-        needed = [futures[need] for need in job.needs if need in futures]
+        sources = {(source.name, *at) for source, *at in job.inputs.values()}
+        needed = [futures[source] for source in sources & futures.keys()]
         how = dict(key=job.name, pure=False, priority=-rank)
         future = client.submit(_quietly, needed, job, str(out), end, device, **how)
-        futures[job[:3]], names[job.name] = future, job
+        futures[job.experiment.name, job.key, job.seed] = future
+    by_name = {job.name: job for job in jobs}
     for future in as_completed(futures.values()):
-        outcome.keep(names[future.key], future.exception() or future.result(), say)
+        outcome.keep(by_name[future.key], future.exception() or future.result(), say)
     return outcome
 
 
@@ -284,7 +258,7 @@ def dask_client(
         import dask
         import psutil
         from distributed import Client, LocalCluster
-    memory = max(job.memory for job in jobs)
+    memory = max(job.run.memory for job in jobs)
     if address:
         with Client(address, timeout=10) as client:
             yield client
@@ -324,7 +298,7 @@ def _slurm_cluster(gib, options):
 
 def shell_line(job: Job, out=None, device: str = "cpu") -> str:
     "A job for xargs, an array of a batch system, or a rule of a workflow."
-    words = [sys.executable, "-m", "dpcomm", "sweep", job.experiment]
-    words += ["--scale", job.scale, "--only", job.key, "--seeds", str(job.seed)]
+    words = [sys.executable, "-m", "dpcomm", "sweep", job.experiment.name]
+    words += ["--scale", job.run.scale, "--only", job.key, "--seeds", str(job.seed)]
     words += ["--device", device, *(["--out", str(out)] if out else [])]
     return shlex.join(words)
