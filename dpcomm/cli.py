@@ -425,7 +425,7 @@ def _added(root, added):
     "Records of one file that are new here. Who repeats another is named."
     from dpcomm.evidence import records
 
-    path = records.path_of(root, added[0])
+    path = records.path_of(root, *added[0].identity)
     before = records.read(path) if path.exists() else ()
     after = records.union(path.name, (*before, *added))
     for stands, other, why in records.repeats(after):

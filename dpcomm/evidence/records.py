@@ -235,8 +235,10 @@ def from_line(line: str | bytes, where: str, hashed: bool = False) -> Record:
     return record
 
 # %% ../../nbs/evidence/records.ipynb #5d5da086
-def path_of(root, record: Record) -> Path:  # <root>/<paper>/<experiment>.<scale>.jsonl
-    return Path(root) / record.paper / f"{record.experiment}.{record.scale}.jsonl"
+def path_of(root, paper: str, experiment: str, scale: str, *_) -> Path:
+    "<root>/<paper>/<experiment>.<scale>.jsonl; root None: the committed records."
+    folder = Path(root or paper_tables.assets("results")) / paper
+    return folder / f"{experiment}.{scale}.jsonl"
 
 # %% ../../nbs/evidence/records.ipynb #3acb9b52
 def read(path) -> tuple:
@@ -258,7 +260,7 @@ def _read(path, *state):
     for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if line:
             record = from_line(line, f"{path.name}, line {i}", hashed)
-            if path_of(path.parents[1], record) != path:
+            if path_of(path.parents[1], *record.identity) != path:
                 raise ValueError(
                     f"{path.name}, line {i}: it belongs in"
                     f" {record.paper}/{record.experiment}.{record.scale}.jsonl; move it"
@@ -282,9 +284,8 @@ def load(
         paper_tables.paper(paper)  # or it is refused
     if scale is not None:
         check_choice("scale", scale, SCALES)
-    folder = Path(root or paper_tables.assets("results")) / paper
-    pattern = f"{experiment or '*'}.{scale or '*'}.jsonl"
-    return tuple(r for path in sorted(folder.glob(pattern)) for r in read(path))
+    file = path_of(root, paper, experiment or "*", scale or "*")
+    return tuple(r for path in sorted(file.parent.glob(file.name)) for r in read(path))
 
 # %% ../../nbs/evidence/records.ipynb #eb8661fb
 def result_of(record: Record) -> dict:
@@ -335,7 +336,7 @@ def append(root, *found: Record, counts: bool = False) -> Path:
     counts: whether they count from now on, before what other code has made of them.
     Returns: the file they stand in.
     """
-    path = path_of(root, found[0])
+    path = path_of(root, *found[0].identity)
     with locked(path.with_name(f".{path.name}.lock")):
         there = read(path) if path.exists() else ()
         both = union(path.name, (*there, *found))
