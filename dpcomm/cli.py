@@ -232,7 +232,8 @@ def _asked(name, args):
     if not own:
         experiment = runs.find(name)
         values["device"] = runs.device(args.device or "auto", gpu=experiment.gpu)
-        runs.select(experiment, scale, args.seeds, str(given.get("only", "all")))
+        costs = runs.Costs(experiment, scale)
+        runs.select(costs, args.seeds, str(given.get("only", "all")))
     return name, path, values, change
 
 

@@ -57,7 +57,7 @@ def test_smoke_leaves_records_that_fit_the_grid(name, tmp_path):
     folder = tmp_path / name
     made = runs.run_grid(name, "smoke", [0], folder, only)
     experiment = runs.find(name)
-    jobs = runs.select(experiment, "smoke", [0], only)
+    jobs = runs.select(runs.Costs(experiment, "smoke"), [0], only)
     assert {(r.key, r.seed) for r in made} == {(job.key, job.seed) for job in jobs}
     trains = {job.key: job.run.trains for job in jobs}
     (path,) = folder.glob("*/*.jsonl")

@@ -47,9 +47,6 @@ class Made:
             Line("sizes", "a count", scale, ("ours.sizes",), trains=False),
         )
 
-    def run(self, key, scale="full") -> Line:
-        return next(run for run in self.runs[scale] if run.key == key)
-
     def run_one(self, run, seed, **how):
         self.played.append((run.key, seed))
         self.how = how
@@ -70,7 +67,7 @@ class Made:
         )
 
     def execute(self, key, seed=0, out=None, scale="full", **how):
-        job = runs.job_of(self.experiment, self.run(key, scale), seed)
+        job = runs.Costs(self.experiment, scale).job(key, seed)
         return runs.execute(job, out, **how)
 
 
@@ -240,13 +237,14 @@ def test_cells_below_full_scale_are_ours(made, tmp_path):
 
 
 def test_runs_that_need_others_come_after_them_and_seeds_as_planned(made):
-    jobs = [(job.key, job.seed) for job in runs.select(made.experiment, "full")]
+    costs = runs.Costs(made.experiment, "full")
+    jobs = [(job.key, job.seed) for job in runs.select(costs)]
     planned = [(k, s) for k in ("fedavg", "rec", "gap") for s in (0, 1)]
     assert sorted(jobs) == sorted([*planned, ("sizes", 0)])
     for seed in (0, 1):
         needs = [jobs.index((key, seed)) for key in ("fedavg", "rec")]
         assert jobs.index(("gap", seed)) > max(needs)
-    asked = runs.select(made.experiment, "full", (7,), "fed")
+    asked = runs.select(costs, (7,), "fed")
     assert [(job.key, job.seed) for job in asked] == [("fedavg", 7)]
 
 

@@ -89,8 +89,9 @@ def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
     assert len(sweep.plan(*ASKED)) == 4, "another folder"
 
 
-def test_a_shell_line_is_a_sweep_of_its_run_alone(tmp_path):
-    one = runs.job_of(runs.Experiment("made-up", types.ModuleType("x")), run("a b"), 3)
+def test_a_shell_line_is_a_sweep_of_its_run_alone(monkeypatch, tmp_path):
+    made_up(monkeypatch, run("a b", seeds=(3,)))
+    (one,) = sweep.plan(["made-up"])
     line = sweep.shell_line(one, tmp_path, "cuda")
     words = "-m dpcomm sweep made-up --scale full --only".split()
     more = ["a b", "--seeds", "3", "--device", "cuda", "--out", str(tmp_path)]
@@ -180,11 +181,12 @@ def test_a_plan_that_decides_holds_what_is_open_after_what_it_needs():
 
 def test_a_seed_beyond_the_planned_ones_is_marked_and_judged_by_the_later_level():
     experiment = runs.find("dprec-mnist")
-    one = next(r for r in experiment.grid("smoke") if r.trains)
+    costs = runs.Costs(experiment, "smoke")
+    one = next(r for r in costs.grid if r.trains)
     played = dict(cells={one.fills[0]: [50.0, "percent"]})
     seed = max(one.seeds) + 1
     for at, beyond in ((seed, True), (one.seeds[0], False)):
-        made = runs.record_of(runs.job_of(experiment, one, at), played, {})
+        made = runs.record_of(costs.job(one.key, at), played, {})
         assert (records.BEYOND in made.notes) == beyond
         (mine,) = verdicts.ours_by_key([made]).values()
         assert mine.summary.level == (AFTER_A_LOOK if beyond else 0.95)

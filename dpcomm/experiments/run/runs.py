@@ -231,16 +231,6 @@ class Job:
         "For people and file names."
         return f"{self.experiment.name}.{self.run.scale}/{self.key}.seed{self.seed}"
 
-
-def job_of(experiment: Experiment, run: Line, seed: int) -> Job:
-    "With its inputs, which the line names as [experiment/]key[@seed]."
-    inputs = {}
-    for need in run.needs:
-        name, _, rest = need.rpartition("/")
-        key, _, other = rest.partition("@")
-        inputs[need] = find(name) if name else experiment, key, int(other or seed)
-    return Job(experiment, run, seed, inputs)
-
 # %% ../../../nbs/run/runs.ipynb #dacec523
 def cpu_seconds(record) -> float:
     "CPU seconds of a run, or its wall time where they were not kept."
@@ -260,7 +250,7 @@ class Costs:
     "What an experiment's runs of a scale have cost, and what those that are missing would."
 
     def __init__(self, experiment: Experiment, scale: str, *roots):
-        self.grid = experiment.grid(scale)
+        self.experiment, self.grid = experiment, experiment.grid(scale)
         self.have = recorded_runs(experiment, scale, *roots)
         self.seconds, self.peaks = by_key(self.have)
         self.spent = sum(map(sum, self.seconds.values())) / 60
@@ -279,6 +269,16 @@ class Costs:
             if sum(costs) > 0:
                 return sum(costs) / len(costs) / 60, how
         return run.minutes, "guessed"
+
+    def job(self, key: str, seed: int) -> Job:
+        "With its inputs, which the line names as [experiment/]key[@seed]."
+        run, inputs = {run.key: run for run in self.grid}[key], {}
+        for need in run.needs:
+            name, _, rest = need.rpartition("/")
+            line, _, other = rest.partition("@")
+            source = find(name) if name else self.experiment
+            inputs[need] = source, line, int(other or seed)
+        return Job(self.experiment, run, seed, inputs, self.minutes(run)[0])
 
     @property
     def memory(self) -> str:
@@ -445,20 +445,20 @@ def ready(folder: Path) -> Path:
         raise unwritable(folder, error) from None
 
 
-def select(experiment: Experiment, scale: str, seeds=None, only: str = "all") -> list:
+def select(costs: Costs, seeds=None, only: str = "all") -> list:
     "Every Job that was asked for, as `run_grid` takes it; needs come first."
     for seed in seeds or ():
         check_between("seed", seed, 0, LAST_SEED)
-    grid = experiment.grid(scale)
+    grid = costs.grid
     runs = [run for run in grid if only == "all" or run.key.startswith(only)]
     if not runs:
         parts = only.count(".") + 1
         begun = dict.fromkeys(".".join(run.key.split(".")[:parts]) for run in grid)
-        check_choice(f"{experiment.name}, only", only, begun)
+        check_choice(f"{costs.experiment.name}, only", only, begun)
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
     return [
-        job_of(experiment, run, seed)
+        costs.job(run.key, seed)
         for seed in sorted(wanted)
         for run in runs
         if seed in run.seeds or (seeds is not None and run.trains)
@@ -492,24 +492,22 @@ def run_grid(
     how: workers, device, save_every, ... as `run_one` takes them.
     Returns: list of Record.
     """
-    experiment, finished, left = find(name), [], []
-    jobs = select(experiment, scale, seeds, only)
+    experiment, folder, finished, left = find(name), output_folder(out), [], []
+    jobs = select(Costs(experiment, scale, None, folder), seeds, only)
     if change:
         jobs = [job for job in jobs if job.run.changes and not job.run.needs]
         tried = read_changes(change)
         jobs = [replace(job, change=each) for each in tried for job in jobs]
     if not jobs:
         raise ValueError(f"{experiment.name} trains nothing: leave out --seeds and -p")
-    folder = ready(output_folder(out))
+    ready(folder)
     if out is None and not in_pages():
         print(f"writing records to {folder}", flush=True)
     if table := getattr(experiment.module, "table", None):  # of one's own notebook
         atomic_write(folder / experiment.paper / table.name, table.read_bytes())
-    costs = Costs(experiment, scale, None, folder)
-    minutes = [costs.minutes(job.run)[0] for job in jobs]
     end = None if max_seconds is None else time.time() + max_seconds
     for i, job in enumerate(jobs):
-        rest = sum(minutes[i:])
+        rest = sum(job.minutes for job in jobs[i:])
         rest = f"{rest / 60:.1f} h" if rest > 90 else f"{rest:.0f} min"
         place = f"{i + 1} of {len(jobs)}, {rest} left in total"
         how["progress"] = f"{job.key}, seed {job.seed} ({place})"

@@ -22,7 +22,7 @@ from ...core.checks import needs
 from ...evidence import paper_tables, records, verdicts
 from ...evidence.figures import Table
 from . import runs
-from .runs import Costs, Job, job_of
+from .runs import Costs, Job
 
 # %% ../../../nbs/run/sweep.ipynb #b3107f0e
 def plan(
@@ -36,21 +36,17 @@ def plan(
     if decide:
         asked = _deciding(chosen, only, costs)
     else:
-        asked = [job for e in chosen for job in runs.select(e, scale, seeds, only)]
+        asked = [job for e in chosen for job in runs.select(costs(e), seeds, only)]
 
     def worth(job):
-        minutes, _ = costs(job.experiment).minutes(job.run)
-        return bool(job.run.needs), -(len(job.run.fills) + 1e-3) / (minutes + 1e-2)
+        return bool(job.run.needs), -(len(job.run.fills) + 1e-3) / (job.minutes + 1e-2)
 
     def add(job):
-        have = costs(job.experiment).have
-        if (job.key, job.seed) in have or job.name in jobs:
+        if (job.key, job.seed) in costs(job.experiment).have or job.name in jobs:
             return
         for source, key, seed in job.inputs.values():
-            grid = {run.key: run for run in costs(source).grid}
-            add(job_of(source, grid[key], seed))
-        minutes, _ = costs(job.experiment).minutes(job.run)
-        jobs[job.name] = replace(job, minutes=minutes)
+            add(costs(source).job(key, seed))
+        jobs[job.name] = job
 
     for job in sorted(asked, key=worth):
         add(job)
@@ -182,7 +178,8 @@ def _deciding(chosen, only, costs):
             planned = tuple(dict.fromkeys(s for _, run in behind for s in run.seeds))
             s, have = evidence.summary(cell), set.intersection(*there)
             for seed in seeds_that_decide(cell, s, planned, have):
-                asked |= {(e.name, r.key, seed): job_of(e, r, seed) for e, r in behind}
+                made = [costs(e).job(run.key, seed) for e, run in behind]
+                asked |= {job.name: job for job in made}
     return list(asked.values())
 
 # %% ../../../nbs/run/sweep.ipynb #dda5e79c
