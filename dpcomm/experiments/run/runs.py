@@ -216,15 +216,12 @@ class Job:
     @property
     def key(self) -> str:
         "Of its record."
-        tried = f"change.{self.tried}." if self.change else ""
-        return f"{tried}{self.run.key}"
+        return f"change.{self.tried}.{self.run.key}" if self.change else self.run.key
 
     @property
     def tried(self) -> str:
         "Its changed settings in words."
-        return ",".join(
-            f"{name}={value}" for name, value in sorted(self.change.items())
-        )
+        return ",".join(f"{name}={self.change[name]}" for name in sorted(self.change))
 
     @property
     def name(self) -> str:
@@ -608,7 +605,7 @@ def defaults(path) -> dict:
     return values
 
 
-def check_parameters(known: dict, values: dict) -> dict:  # the values
+def check_parameters(known: dict, values: dict) -> None:
     "Refuse a parameter that a notebook does not have, or that has another type there."
     for key, value in values.items():
         default = known[check_choice("parameter", key, known)]
@@ -619,7 +616,6 @@ def check_parameters(known: dict, values: dict) -> dict:  # the values
                 f"parameter {shown(key)} is {shown(value)}; it must be of type"
                 f" {kind.__name__}, like its default {shown(default)}"
             )
-    return values
 
 # %% ../../../nbs/run/runs.ipynb #dd1d52b5
 def differences(config, paper) -> str:
