@@ -676,7 +676,3 @@ def main(argv=None) -> int:
     except KeyboardInterrupt:
         print(f"dpcomm: {_kept(args, words)}", file=sys.stderr)
         return 130
-
-# %% ../nbs/reference/cli.ipynb #103999e4
-if __name__ == "__main__" and "__file__" in globals():
-    sys.exit(main())

@@ -274,7 +274,7 @@ def test_a_sweep_ends_with_a_code(outcome, code, says, monkeypatch, capsys, tmp_
 @tabled("encoding, paper", [("ascii", "sqsgd"), ("utf-8", "imvu")])
 def test_tables_print_in_any_encoding(encoding, paper):
     "Signs that the output cannot show are left out, and their words stay."
-    words = "-m", "dpcomm.cli", "table", paper
+    words = "-m", "dpcomm", "table", paper
     done = python(*words, env={"PYTHONIOENCODING": encoding}, encoding=encoding)
     assert done.returncode == 0, done.stderr
     assert "not run" in done.stdout
