@@ -67,7 +67,6 @@ class AdaptiveClip:
             )
         z, std = mechanism.sigma, self.noise(mechanism.sigma, cohort)
         clip = mechanism.clip_norm if clip is None else clip
-        check_number("clip", clip, "(0, inf)")
         if in_one_sum(mechanism):
             return replace(mechanism, clip_norm=clip)
         left = z / math.sqrt(1 - (z / (2 * std)) ** 2) * MARGIN

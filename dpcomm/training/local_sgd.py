@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from dpcomm.core.checks import check_choice, shown
+from dpcomm.core.checks import shown
 from dpcomm.core.random import drawing
 from dpcomm.core.vectors import HALF, flatten, pack, trainable, unflatten, unpack
 from dpcomm.datasets.images import Inputs
@@ -517,7 +517,6 @@ def pick_engine(name, model, device="cpu", data=None, loss=None, part=()) -> tup
     `auto` is the fastest that can; one that is named and cannot train the model is
     refused. It is tried on a client's part of the data, where there is one.
     """
-    check_choice("engine", name, ("auto", *ENGINES))
     if name != "auto":
         if why := obstacle(name, model, device, data, loss, part):
             raise ValueError(f"{why}: use engine='loop'")
@@ -554,7 +553,7 @@ def clients_per_call(engine: str, model: nn.Module, device="cpu") -> int:
 
 def local_trainer(model: nn.Module, w: Tensor, engine: str, data=None, loss=None):
     "(w, x, y, plan, lr, mask) -> (updates, losses) of an engine, and clients a call."
-    name, _ = pick_engine(engine, check_model(model), w.device, data, loss)
+    name, _ = pick_engine(engine, model, w.device, data, loss)
     trainer = partial(ENGINES[name], model)
     if name in ("loop", "vmap"):
         trainer = partial(trainer, loss=loss)
