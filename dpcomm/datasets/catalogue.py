@@ -44,6 +44,14 @@ def data_root(root=None) -> Path:
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpcomm"
     return Path(os.environ.get("DPCOMM_DATA", default))
 
+# %% ../../nbs/datasets/catalogue.ipynb #data0rt3
+def absent(name: str, what: str, folder: str) -> FileNotFoundError:
+    "The error for files that are missing: what to put into which folder."
+    return FileNotFoundError(
+        f"{name} is not under the data root: put {what} into <data root>/{folder}"
+        " (set DPCOMM_DATA)"
+    )
+
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee
 def overview(root=None) -> list:
     """All data sets and whether they are present.

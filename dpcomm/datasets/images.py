@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..core.checks import check_between, check_choice, needs, shown
 from ..core.files import check_digest, unpack
 from ..core.random import drawing, seed_tree
-from .catalogue import data_root
+from .catalogue import absent, data_root
 
 # %% ../../nbs/datasets/images.ipynb #3422d051
 @dataclass(frozen=True)
@@ -143,10 +143,8 @@ WRITERS = "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5"
 def _writers(root):
     path = root / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
     if not path.exists():
-        raise FileNotFoundError(
-            "mnist-by-writer is not under the data root: put QMNIST's label file"
-            f" {path.name} into DIR/QMNIST/raw and set DPCOMM_DATA to DIR"
-        )
+        file = f"QMNIST's label file {path.name}"
+        raise absent("mnist-by-writer", file, "QMNIST/raw")
     raw = unpack(path, 12 + 60_000 * 8 * 4)
     check_digest(path, WRITERS, raw)
     table = np.frombuffer(raw, ">i4", offset=12).reshape(-1, 8)
@@ -408,19 +406,6 @@ class Federation:
         moved = {name: getattr(self.data, name).to(device) for name in names}
         return replace(self, data=replace(self.data, **moved))
 
-# %% ../../nbs/datasets/images.ipynb #7377a382
-def check_partition(parts, n: int) -> tuple:  # the same arrays, as int64
-    "Refuse a partition that repeats or drops an image or leaves a client empty."
-    parts = tuple(np.asarray(p, dtype=np.int64) for p in parts)
-    sizes = np.array([len(p) for p in parts])
-    if not sizes.all() or sorted(np.concatenate(parts).tolist()) != list(range(n)):
-        raise ValueError(
-            f"the {len(parts)} clients have at least {sizes.min()} images each,"
-            f" {sizes.sum()} in all; every client needs one, and each of 0..{n - 1} must"
-            " appear exactly once: use fewer clients, or correct the partition"
-        )
-    return parts
-
 # %% ../../nbs/datasets/images.ipynb #d0img08
 def iid(n: int, n_clients: int, rng: np.random.Generator) -> tuple:
     """Divide the images at random.
@@ -431,7 +416,7 @@ def iid(n: int, n_clients: int, rng: np.random.Generator) -> tuple:
     Returns: tuple of index arrays, sizes differ by at most one.
     """
     check_between("n_clients", n_clients, 1, n)
-    return check_partition(np.array_split(rng.permutation(n), n_clients), n)
+    return tuple(np.array_split(rng.permutation(n), n_clients))
 
 # %% ../../nbs/datasets/images.ipynb #2812c1e3
 def by_writer(writers: np.ndarray) -> tuple:
@@ -440,8 +425,7 @@ def by_writer(writers: np.ndarray) -> tuple:
     writers: (n,) who wrote each image.
     Returns: tuple of index arrays, one a writer, writers in ascending order.
     """
-    parts = [np.flatnonzero(writers == w) for w in np.unique(writers)]
-    return check_partition(parts, len(writers))
+    return tuple(np.flatnonzero(writers == w) for w in np.unique(writers))
 
 # %% ../../nbs/datasets/images.ipynb #e0a29888
 def _pools(labels, classes, rng):
@@ -460,7 +444,7 @@ def dirichlet_equal(
     Returns: tuple of index arrays of n / n_clients images each.
     """
     labels = np.asarray(labels)
-    if len(labels) % check_between("n_clients", n_clients, 1, len(labels)):
+    if len(labels) % n_clients:
         raise ValueError(
             f"n_clients is {n_clients}; it must divide the {len(labels)} images: use"
             " dirichlet_dealt for unequal clients"
@@ -476,7 +460,7 @@ def dirichlet_equal(
             for pool, k in zip(pools, wanted):
                 part += [pool.pop() for _ in range(min(k, len(pool)))]
         parts.append(part)
-    return check_partition(parts, len(labels))
+    return tuple(map(np.array, parts))
 
 # %% ../../nbs/datasets/images.ipynb #344978b0
 def demand(
@@ -516,13 +500,15 @@ def dirichlet_dealt(
     Returns: tuple of index arrays.
     """
     labels = np.asarray(labels)
-    check_between("n_clients", n_clients, 1, len(labels))
     for _ in range(tries):
         counts = demand(labels, n_clients, alpha, rng)
         over = len(labels) - counts.sum()
         rest = rng.multinomial(over, np.full(n_clients, 1 / n_clients))
         if spread is None or abs((counts.sum(1) + rest).std() - spread) <= 0.05:
-            return check_partition(_deal(labels, counts, rest, rng), len(labels))
+            parts = tuple(_deal(labels, counts, rest, rng))
+            if not all(map(len, parts)):
+                raise ValueError("a client has no image: use fewer, or a larger alpha")
+            return parts
     raise ValueError(
         f"spread is {spread}; none of {tries} draws came within 0.05 of it: choose a"
         " spread that the rule can reach, or raise tries"
@@ -538,7 +524,6 @@ def hold_out_clients(
     rng: stream of the choice.
     Returns: Federation of the other clients, in order; `parts` index the same images.
     """
-    check_between("n_test", n_test, 1, len(federation.parts) - 1)
     n, parts, data = len(federation.parts), federation.parts, federation.data
     chosen = set(rng.choice(n, n_test, replace=False).tolist())
     out = torch.from_numpy(np.concatenate([parts[i] for i in sorted(chosen)]))
@@ -561,10 +546,7 @@ def femnist(root=None, whole: bool = True) -> Federation:
     for split in ("train", "test"):
         path = data_root(root) / "femnist" / f"fed_emnist_{split}.h5"
         if not path.exists():
-            raise FileNotFoundError(
-                f"femnist is not under the data root: put TFF's {path.name} into <data"
-                " root>/femnist (set DPCOMM_DATA)"
-            )
+            raise absent("femnist", f"TFF's {path.name}", "femnist")
         with h5py.File(path, "r") as file:
             users = [
                 (u["pixels"][()], u["label"][()]) for u in file["examples"].values()
@@ -599,7 +581,6 @@ def emnist(split: str = "mnist", root=None) -> Dataset:
     root: data root, default data_root(); the files lie in EMNIST/raw.
     Returns: images upright, labels from 0.
     """
-    check_choice("split", split, tuple(EMNIST))
     with needs("run"):
         from torchvision import datasets
 
@@ -607,10 +588,8 @@ def emnist(split: str = "mnist", root=None) -> Dataset:
         how = dict(root=data_root(root), split=split)
         sets = [datasets.EMNIST(train=train, **how) for train in (True, False)]
     except RuntimeError:
-        raise FileNotFoundError(
-            f"emnist-{split} is not under the data root: put emnist-{split}-*-ubyte,"
-            " unpacked, into <data root>/EMNIST/raw (set DPCOMM_DATA)"
-        ) from None
+        what = f"emnist-{split}"
+        raise absent(what, f"{what}-*-ubyte, unpacked,", "EMNIST/raw") from None
     x, y, x_test, y_test = _images(sets)
     if (counts := (len(x), len(x_test))) != EMNIST[split][1:]:
         raise ValueError(

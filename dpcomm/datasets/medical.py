@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core.checks import check_between, needs
 from ..core.files import check_digest
+from .catalogue import absent
 from .images import Dataset, Federation, data_root
 
 # %% ../../nbs/datasets/medical.ipynb #161a97fc
@@ -88,10 +89,7 @@ def _rows(path, what):
         with open(path, newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{what} is not under the data root: {path.name} is missing from <data"
-            f" root>/{path.parent.name} (set DPCOMM_DATA)"
-        ) from None
+        raise absent(what, path.name, path.parent.name) from None
 
 # %% ../../nbs/datasets/medical.ipynb #fc607c6f
 ADMISSION_TYPES = {  # others: Unknown

@@ -15,7 +15,7 @@ import torch
 from ..core.checks import shown
 from ..core.files import unpack
 from ..core.random import seed_tree
-from .catalogue import data_root
+from .catalogue import absent, data_root
 from .images import Dataset, Federation
 
 # %% ../../nbs/datasets/shakespeare.ipynb #67d9d56d
@@ -50,10 +50,7 @@ def read_roles(path) -> dict:  # user -> cleaned text, in the order of the file
     try:
         content = json.loads(unpack(path, MOST))
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"shakespeare is not under the data root: put {FILE} into <data"
-            " root>/shakespeare (set DPCOMM_DATA)"
-        ) from None
+        raise absent("shakespeare", FILE, "shakespeare") from None
     return {user: clean_text(content["speeches"][user]) for user in content["users"]}
 
 # %% ../../nbs/datasets/shakespeare.ipynb #627d4988

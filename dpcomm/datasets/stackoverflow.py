@@ -19,7 +19,7 @@ import torch
 
 from ..core.checks import check_between, needs
 from ..core.random import seed_tree
-from .catalogue import data_root
+from .catalogue import absent, data_root
 from .images import Dataset, Federation
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #d0so11
@@ -143,10 +143,8 @@ def from_files(
     folder = data_root(root) / "stackoverflow"
     for end in ("_train.h5", "_test.h5", ".word_count", ".tag_count"):
         if not (folder / f"stackoverflow{end}").exists():
-            raise FileNotFoundError(
-                f"stackoverflow lacks stackoverflow{end} under the data root: put TFF's"
-                " files into <data root>/stackoverflow (set DPCOMM_DATA)"
-            )
+            file = f"TFF's stackoverflow{end}"
+            raise absent("stackoverflow", file, "stackoverflow")
     words = read_counts(folder / "stackoverflow.word_count", n_words)
     files = Files(
         folder, words, read_counts(folder / "stackoverflow.tag_count", n_tags)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.checks import check_choice, nearest, needs, shown
+from ..core.checks import check_choice, needs
 
 # %% ../../nbs/evidence/figures.ipynb #b295e771
 LINK = re.compile(r"\[(.*)\]\(((?=https?://)[^()\s]*|(?!//|[^/?#]*:)[^()\s]*)\)")
@@ -215,21 +215,12 @@ INK, GROUND = "#4d545e", "#ffffff"
 
 
 def look(mech: str) -> Look:
-    """Colour, marker and label of one mechanism. ValueError for one without a row in `MECH`.
+    """Colour, marker and label of one mechanism. KeyError for one without a row in `MECH`.
 
     mech: mechanism id, a key of `MECH`.
     Returns: its colour, marker and label.
     """
-    if mech in MECH:
-        return MECH[mech]
-    meant = nearest(mech, MECH)
-    raise ValueError(
-        f"mech is {shown(mech)}, which is not in figures.MECH."
-        + f" Did you mean {shown(meant)}?" * bool(meant)
-        + " For a new mechanism add"
-        f' "{mech}": Look(colour, marker, label) to MECH on nbs/evidence/figures.ipynb,'
-        " with a colour and a marker that no other mechanism uses"
-    )
+    return MECH[mech]
 
 
 def palette(mech: str, n: int) -> list:

@@ -299,7 +299,7 @@ def cell(id: str, key: str) -> Cell:
     Returns: Cell that number.
     """
     by_key = {c.key: c for c in cells(id)}
-    return by_key[check_choice("key", key, by_key)]
+    return by_key[key]
 
 
 def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper:
@@ -318,8 +318,6 @@ def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper
         check_choice("task", task, tasks)
     fits = [h for h in stated if h.task in (task, "all") or task is None]
     same = sorted((h for h in fits if h.name == name), key=lambda h: h.task == "all")
-    if not same:
-        check_choice("name", name, dict.fromkeys(h.name for h in fits))
     if task is None and len(same) > 1:
         raise ValueError(
             f"task is None, but {shown(name)} differs between tasks; choose one of"
