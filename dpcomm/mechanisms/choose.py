@@ -67,9 +67,8 @@ def average_error(
     cohort: n, clients expected in a round, > 0.
     clients: N, where each takes part by a coin of its own; None: n come.
     """
-    n, size = check_number("cohort", cohort, "(0, inf)"), PIECES.get(mechanism.name)
-    u = check_finite("updates", check_rows("updates", updates))
-    d, part = u.shape[1], u[: FEWER.get(mechanism.name), :size]
+    n, size = cohort, PIECES.get(mechanism.name)
+    d, part = updates.shape[1], updates[: FEWER.get(mechanism.name), :size]
     scale, (k, size) = d / part.shape[1], part.shape
     (own_u, S), (own_eu, X), (own_e, C), V = _products(part, *mechanism.moments(part))
     if mechanism.trust == "central":
@@ -190,7 +189,6 @@ class Candidate:
 
         clip_norm: L2 bound of the clients' vectors, > 0.
         """
-        check_number("clip_norm", clip_norm, "(0, inf)")
         names = {f.name for f in fields(self.built)}
         sized = [f for f in ("clip_norm", "bound", "std") if f in names]
         longer = {f: getattr(self.built, f) * clip_norm for f in sized}

@@ -20,10 +20,8 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_reals,
-    check_stream,
 )
 from ..core.random import row_streams
-from ..core.vectors import check_rows
 from .contract import Coded, register
 from .mvu_table import PROBLEM, Table, check_problem, solve
 from ..privacy.accounting import check_everyone, compose, guarantee_from_rdp
@@ -114,7 +112,7 @@ class Mvu(Coded):
         rows = [(torch.flatten(u), rng)]
         if isinstance(rng, (list, tuple)):
             rows = zip(u, row_streams(rng, len(u)))
-        drawn = [self._drawn(row, check_stream(stream)) for row, stream in rows]
+        drawn = [self._drawn(row, stream) for row, stream in rows]
         return np.array(drawn, np.uint8).reshape(u.shape)
 
     def values(self, d):
@@ -200,7 +198,6 @@ class Mvu(Coded):
         return ratio + 1e-12 * (1 + ratio)  # more than floats lose
 
     def moments(self, u: Tensor) -> tuple:
-        check_rows("u", u)
         table = self.table
         x, scale = self._scaled(self.clip(u)), 2 * self.clip_norm / self.beta
         squares = np.array(table.rows) @ (np.array(table.alphabet) - 0.5) ** 2

@@ -103,7 +103,6 @@ def check_problem(eps, n_inputs, n_outputs, constraint):
 
 def two_symbols(eps: float, n_inputs: int = 2, constraint: str = "strict") -> Table:
     "Randomised response on evenly spaced inputs. [Lemma two]"
-    check_problem(eps, n_inputs, 2, constraint)
     steps = n_inputs - 1 if constraint == "metric" else 1
     t, x = 1 / (steps * math.expm1(eps / steps)), np.linspace(0, 1, n_inputs)
     rows = np.stack([1 - x + t, x + t], 1) / (1 + 2 * t)

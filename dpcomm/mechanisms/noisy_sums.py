@@ -26,7 +26,6 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_size,
-    check_stream,
     shown,
 )
 from ..core.random import Insecure, normal, private_stream, row_streams
@@ -108,7 +107,6 @@ def sum_guarantee(sigma, delta, q, rounds, note="", **about) -> Guarantee:
 
     about: of gaussian_guarantee; sampling, relation, accountant and trust among them.
     """
-    check_choice("accountant", about["accountant"], ACCOUNTANTS)
     check_between("rounds", rounds, 1)
     if (about["sampling"], about["trust"]) != ("fixed", "central"):
         return gaussian_guarantee(sigma, delta, q, rounds, note=note, **about)
@@ -245,7 +243,6 @@ class Central(NoisySum):
         # with the server's noise [McMahan et al. 2017]
         if self.trust == "local":
             return super().average(total, cohort, rng)
-        check_stream(rng)
         if self.exact:
             steps = self.noise_steps(tuple(total.shape), rng)
             noise = torch.from_numpy(steps * self.scale)
@@ -645,7 +642,7 @@ class LinearSketch(Summed):
 
     def moments(self, u: Tensor) -> tuple:
         # bias: what is not kept; variance: a share of the noise of what is
-        d = check_finite("u", check_rows("u", u)).shape[1]
+        d = check_finite("u", u).shape[1]
         variance = torch.from_numpy(self.share**2 * self.leverage(d)).float()
         bias = self.expand(self.sketch(u), d) - u
         return bias, variance.to(u.device).expand(u.shape)
@@ -842,7 +839,7 @@ class OnRing(Summed):
 
     def moments(self, u: Tensor) -> tuple:
         # clipping and bounded rounding are the bias [Kairouz et al. 2021, Prop. 26]
-        d = check_rows("u", u).shape[1]
+        d = u.shape[1]
         scale, bound = self.step(d), self.longest(d)
 
         def back(rows):

@@ -16,9 +16,9 @@ import torch
 from scipy.special import gammaln, xlogy
 from torch import Tensor
 
-from ..core.checks import SCALE, check_between, check_choice, check_size
+from ..core.checks import SCALE, check_between
 from ..core.random import bernoulli, row_streams, uniform_rows
-from ..core.vectors import by_columns, check_finite, check_rows
+from ..core.vectors import by_columns, check_finite
 from ..core.wire import Message
 from .contract import Coded, Game, IntRange, Local, OrNone, register
 from ..privacy.hypothesis_tests import profile_of_pmfs
@@ -165,8 +165,6 @@ def calibrate(
     kappa_min: smallest kappa, -d..d-1; None: -d, 0: the paper's range.
     Returns: ready to sample from.
     """
-    check_size("d", d)
-    check_choice("rule", rule, ("paper", "best"))
     _, ratio, share = tails(d, levels)
     price = slack(d, levels, eps)
     if eps <= 2 * price:
@@ -380,14 +378,14 @@ class PrivQuant(Quantiser):
 
     def moments(self, u: Tensor) -> tuple:
         # [eq. square]
-        cal = self.calibration(check_rows("u", u).shape[1])
+        cal = self.calibration(u.shape[1])
 
         def entries(u):
             v = self.clip(u)
             parts = variances(v.cpu().numpy(), self.bound, cal)
             return v - u, torch.from_numpy(sum(parts)).to(u.device)
 
-        return by_columns(entries, check_finite("u", u))
+        return by_columns(entries, u)
 
     def game(self, relation, d=8, **release):
         # a corner of the cube or the opposite one, scored by likelihood and by places; the

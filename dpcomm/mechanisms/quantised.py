@@ -116,7 +116,6 @@ class Quantised(Central, Coded):
 
     def moments(self, u: Tensor) -> tuple:
         # bias of clip, cut and rounding, and variance of the rounding
-        check_rows("u", u)
         x, scale = self.in_steps(u), self.step(u.shape[1])
         if self.rounding == "zero":
             return (x.trunc() * scale - u).to(u.dtype), torch.zeros_like(u)

@@ -304,7 +304,6 @@ class Sqkr(Local):
 
     def moments(self, u: Tensor) -> tuple:
         # over seeds and lies, the frame fixed
-        check_rows("u", u)
         (a, _), f = self.represent(u), frame(u.shape[1], self.frame_seed)
         v, k, keep = synthesise(a, f).to(u.device), self.nbits, self.keep
         return v - u, self.level**2 / (keep**2 * k) + ((k - 1) / (keep * k) - 1) * v**2

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_size, shown
+from ..core.checks import shown
 from ..core.random import seed_tree
 from ..core.vectors import check_finite, check_rows, clip_l2, walsh_hadamard
 from ..core.wire import Message
@@ -36,7 +36,7 @@ def subset_size(d: int, fraction: float, padded: bool = False) -> int:
 
 def padded_size(count: int) -> int:
     "Next power of two, which a Hadamard rotation needs. [Sylvester 1867]"
-    return 1 << (check_size("count", count) - 1).bit_length()
+    return 1 << (count - 1).bit_length()
 
 # %% ../../nbs/sqsgd/chapter.ipynb #b2dc54f0
 @functools.lru_cache(maxsize=64)
@@ -60,7 +60,7 @@ def rotate(x: Tensor, seed: int) -> Tensor:
     seed: public.
     Returns: (n, D), D the next power of two; same norms.
     """
-    size = padded_size(check_finite("x", x).shape[-1])
+    size = padded_size(x.shape[-1])
     wide = torch.nn.functional.pad(x, (0, size - x.shape[-1]))
     return walsh_hadamard(wide * signs(seed, size).to(x))
 
@@ -73,7 +73,6 @@ def unrotate(x: Tensor, seed: int, count: int) -> Tensor:
     count: d_hat, entries before padding.
     Returns: (n, d_hat).
     """
-    check_finite("x", x)
     return (walsh_hadamard(x) * signs(seed, x.shape[-1]).to(x))[..., :count]
 
 # %% ../../nbs/sqsgd/chapter.ipynb #0b12a98f
@@ -155,7 +154,7 @@ class SqSgd(privquant.Quantiser):
     }
 
     def clip(self, u):
-        return clip_l2(check_finite("u", u), self.bound)
+        return clip_l2(u, self.bound)
 
     def size(self, d: int) -> int:
         """Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]
@@ -163,7 +162,7 @@ class SqSgd(privquant.Quantiser):
         d: entries of the gradient, >= 1.
         Returns: D, a power of two.
         """
-        return padded_size(subset_size(check_size("d", d), self.fraction, self.padded))
+        return padded_size(subset_size(d, self.fraction, self.padded))
 
     def subset(self, d: int) -> Tensor:
         "The coordinates of this round, ascending, from the public seed. [sqsgd Alg. 2, line 9]"
@@ -250,7 +249,6 @@ class SqSgd(privquant.Quantiser):
 
     def moments(self, u: Tensor) -> tuple:
         # the subset and the rotation fixed
-        check_rows("u", u)
         d, at, cal = u.shape[1], self.subset(u.shape[1]), self.calibration(u.shape[1])
         x = self.prepare(self.clip(u).cpu()[:, at], d)
         each = torch.from_numpy(sum(privquant.variances(x, self.limit(d), cal)))

@@ -17,14 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcomm.core.checks import (
-    check_choice,
-    check_number,
+    check_kind,
     check_reals,
-    check_size,
     shown,
 )
 from ..core.random import seed_tree
-from ..core.vectors import check_finite, check_vector, unpack
+from ..core.vectors import check_vector, unpack
 from .contract import IntRange, Mechanism, mechanism, register
 from .noisy_sums import AUDITED, LinearSketch
 
@@ -59,8 +57,7 @@ class Support:
 # %% ../../nbs/fltop/chapter.ipynb #4a9ab1ef
 def size(fraction: float, d: int) -> int:
     "Number K = floor(r d) of coordinates that are trained and sent. [fltop Sec. 3.1]"
-    check_number("fraction", fraction, "(0, 1]")
-    k = math.floor(fraction * check_size("d", d) * (1 + 1e-12))
+    k = math.floor(fraction * d * (1 + 1e-12))
     if k < 1:
         raise ValueError(
             f"fraction is {shown(fraction)} of {d} weights; r n must be at least 1: use a"
@@ -71,7 +68,7 @@ def size(fraction: float, d: int) -> int:
 # %% ../../nbs/fltop/chapter.ipynb #4a9ab1f0
 def top_k(scores: Tensor, fraction: float) -> Support:
     "Keep the K coordinates that move most; among equals the first. [fltop Sec. 3.1]"
-    check_finite("scores", check_vector("scores", scores))
+    check_vector("scores", scores)
     order = torch.sort(scores, descending=True, stable=True).indices
     return Support(order[: size(fraction, len(scores))].numpy())
 
@@ -154,11 +151,8 @@ class TopK(LinearSketch):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.support, (Support, type(None))):
-            raise TypeError(
-                f"support is {shown(self.support)}; it must be a Support: pass"
-                " Support(coordinates), or None"
-            )
+        given = "Support(coordinates), or None"
+        check_kind("support", self.support, (Support, type(None)), given)
         if self.fresh and self.support is not None:
             raise ValueError(
                 f"fresh is {shown(self.fresh)}, but a support is given, and fresh draws"
@@ -245,7 +239,7 @@ def scheme(
     settings: fields of every scheme: seed of public random choices, tolerance.
     Returns: a TopK, or a Compressive.
     """
-    source, held, fresh = SCHEMES[check_choice("scheme", name, tuple(SCHEMES))]
+    source, held, fresh = SCHEMES[name]
     common = settings | dict(clip_norm=clip_norm, sigma=sigma, n_clients=n_clients)
     common |= dict(fraction=1.0 if source == "all" else fraction)
     if source == "dct":

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.checks import check_between, check_number, check_stream, shown
+from ..core.checks import shown
 from ..core.random import row_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01
@@ -244,7 +244,6 @@ def discrete_gaussian(sigma2, shape, rng) -> np.ndarray:
         streams = row_streams(rng, shape[0] if shape else 1)
         rows = [discrete_gaussian(sigma2, shape[1:], r) for r in streams]
         return np.stack(rows) if rows else np.empty(shape, np.int64)
-    check_stream(rng)
     narrow = LARGEST_TABLE_SIGMA.bit_length() - 1
     shift = max(0, math.isqrt(math.floor(sigma2)).bit_length() - narrow)
     out, done = np.empty(math.prod(shape), np.int64), 0
@@ -271,8 +270,6 @@ def exact_number(name: str, value, least: str, power: int) -> Fraction:
 # %% ../../nbs/secagg/discrete.ipynb #c0b1f1a2
 def tau(variance: float, n: int) -> float:
     "Divergence of a sum of n discrete Gaussians from one. [Kairouz et al. 2021, Prop. 14]"
-    check_number("variance", variance, "(0, inf)")
-    check_between("n", n, 1)
     full = min(n - 1, 2**16)
     k = np.arange(1, full + 1)
     rest = (n - 1 - full) * np.exp(-2 * np.pi**2 * variance * (full + 1) / (full + 2))
