@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .checks import check_number, check_size, shown
+from .checks import check_number, check_size
 from .random import seed_tree
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba04
@@ -140,22 +140,12 @@ def _listed(model):
     if isinstance(model, torch.nn.Module):
         tensors, marked = dict(model.named_parameters(remove_duplicate=False)), True
         buffers = dict(model.named_buffers())
-    elif isinstance(model, Mapping):
+    else:
         tensors = dict(model)
         marked = any(getattr(t, "requires_grad", False) for t in tensors.values())
         buffers = {k: t for k, t in model.items() if k.split(".")[-1] in STATISTICS}
-    else:
-        raise TypeError(
-            f"model is a {type(model).__name__}; it must be a torch.nn.Module or its"
-            " state_dict(): pass one"
-        )
     first = {}
     for name, t in (tensors | buffers).items():
-        if not isinstance(t, Tensor):
-            raise TypeError(
-                f"{shown(name)} is a {type(t).__name__}; a state must contain only"
-                " tensors: pass model.state_dict(), or the model"
-            )
         place = (t.data_ptr(), t.shape, t.stride()) if t.data_ptr() else id(t)
         why = "a buffer" if name in buffers else ""
         if not (why or t.is_floating_point()):
@@ -322,8 +312,8 @@ def block_size(d: int) -> int:
     return 1 << (check_size("d", d).bit_length() - 1)
 
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73d8
-def _blocks(name, x, seed):
-    d = check_floats(name, x).shape[-1]
+def _blocks(x, seed):
+    d = x.shape[-1]
     size = block_size(d)
     starts = (0,) if size == d else (0, d - size)
     return [*zip(starts, signs(size * len(starts), seed).to(x).split(size))]
@@ -336,7 +326,7 @@ def rotate(u: Tensor, seed: int) -> Tensor:
     seed: public.
     Returns: same shape and type.
     """
-    blocks, u = _blocks("u", u, seed), u.clone()
+    blocks, u = _blocks(u, seed), u.clone()
     for start, flips in blocks:
         part = u[..., start : start + len(flips)]
         part.copy_(walsh_hadamard(part * flips))
@@ -350,7 +340,7 @@ def unrotate(v: Tensor, seed: int) -> Tensor:
     seed: as given to rotate.
     Returns: same shape and type.
     """
-    blocks, v = _blocks("v", v, seed), v.clone()
+    blocks, v = _blocks(v, seed), v.clone()
     for start, flips in reversed(blocks):
         part = v[..., start : start + len(flips)]
         part.copy_(walsh_hadamard(part) * flips)

@@ -26,7 +26,7 @@ from dpcomm.privacy.accounting import (
 )
 from .composition import both_ends
 from .fixed_size_accountant import fixed_size_rdp
-from .guarantee import NORMAL, SAMPLINGS, TRUSTS, Guarantee
+from .guarantee import NORMAL, TRUSTS, Guarantee
 from dpcomm.privacy.pairs import (
     EVERY,
     SEEN,
@@ -66,10 +66,6 @@ class Losses:
     premises: dict = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
-        if not self.pairs and self.renyi is None:
-            raise ValueError(
-                f"{self.name} has neither a dominating pair nor a Rényi curve: pass pairs or renyi"
-            )
         Guarantee(0.0, 0.0, accountant="pld", scope="per-round", **self.about)
 
     @property
@@ -110,7 +106,6 @@ def gaussian_losses(
     sigma = stds[0] if len(stds) == 1 else sum(s**-2 for s in stds) ** -0.5
     sigma = float(check_number("sigma of all sums together", sigma, "[1e-2, 1e12]"))
     group = int(check_between("group", group, 1, 100))
-    check_choice("sampling", sampling, SAMPLINGS)
     check_choice("trust", trust, NORMAL)
     q = float(check_number("q", q, "[1e-12, 1]"))
     if q < 1 and sampling == "none":
@@ -180,10 +175,6 @@ def listed_losses(p, q, **about) -> Losses:
             f" {q.sum():.6g}; they must be probabilities of the same outcomes: normalise them"
         )
     p, q = (law[(p > 0) | (q > 0)] for law in (p, q))
-    if (p == q).all():
-        raise ValueError(
-            "p equals q, so this release has no privacy loss: leave it out"
-        )
     pairs = Listed(p, q), Listed(q, p)
     if len(p) == 2 and p[0] == q[1]:
         pairs = pairs[:1]
@@ -267,20 +258,6 @@ class Bracket:
         return f"eps in [{self.low:.6g}, {self.eps:.6g}]\n{self.guarantee}"
 
 
-def _check_list(releases):
-    given = isinstance(releases, (list, tuple)) and releases
-    for part in releases if given else [None]:
-        if not (
-            isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Losses)
-        ):
-            raise ValueError(
-                f"releases is {shown(releases)}; it must be a list of (Losses, rounds):"
-                " pass [(mechanism.losses(...), 800)]"
-            )
-        check_between("rounds of a release", part[1], 1, 2**53)
-    return [(release, int(rounds)) for release, rounds in releases]
-
-
 def _one_of(releases, name, among=None):
     values = [getattr(release, name) for release, _ in releases]
     kinds = sorted({v for v in values if among is None or v in among})
@@ -357,7 +334,10 @@ def compose(releases, delta: float) -> Bracket:
     delta: delta of the whole list, in [1e-100, 1).
     Returns: lower and upper bound on epsilon, and the guarantee of the upper bound.
     """
-    releases = _check_list(releases)
+    releases = [
+        (one, int(check_between("rounds of a release", rounds, 1, 2**53)))
+        for one, rounds in releases
+    ]
     delta = float(check_number("delta", delta, "[1e-100, 1)"))
     about = _about(releases)
     for release, _ in releases:

@@ -135,9 +135,6 @@ class Shuffled:
     mechanism: Any
     n: int
 
-    def __post_init__(self):
-        check_between("n", self.n, 1, 2**32)
-
     @property
     def name(self):
         "The mechanism's."
