@@ -19,7 +19,10 @@ from torch import Tensor
 
 from dpcomm.core.checks import (
     check_between,
+    check_choice,
     check_kind,
+    check_number,
+    check_reals,
     shown,
 )
 from ..core.random import below, row_streams
@@ -112,7 +115,9 @@ def rdp_exact(
     kappa: eps * beta. d: dimension; None: the limit, which no dimension exceeds.
     Returns nats at each order: that of the even vector.
     """
-    a, swap = np.asarray(orders, float), relation == "replace"
+    a = check_reals("orders", orders, "(1, 1e15]")
+    swap = check_choice("relation", relation, RELATIONS) == "replace"
+    check_number("kappa", kappa, "(0, 1e100]")
     limit = a * kappa**2 / (2 if swap else 8)
     if d is None:
         return limit

@@ -107,6 +107,7 @@ def sum_guarantee(sigma, delta, q, rounds, note="", **about) -> Guarantee:
 
     about: of gaussian_guarantee; sampling, relation, accountant and trust among them.
     """
+    check_choice("accountant", about["accountant"], ACCOUNTANTS)
     check_between("rounds", rounds, 1)
     if (about["sampling"], about["trust"]) != ("fixed", "central"):
         return gaussian_guarantee(sigma, delta, q, rounds, note=note, **about)

@@ -361,6 +361,10 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     """
     check_number("alarm", alarm, ALARM)
     eps, delta = (np.atleast_1d(np.asarray(x, float)) for x in claims)
+    if eps.shape != delta.shape:
+        raise ValueError(
+            f"claims hold {eps.size} eps and {delta.size} delta: pass pairs"
+        )
     (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
     worlds = _check_scores(present), _check_scores(absent)
     trials = min(len(x) for world in worlds for x in world.values())

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom, norm
 
-from ..core.checks import check_choice, check_number
+from ..core.checks import check_between, check_choice, check_number
 from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     MOST_COMPOSED,
@@ -95,6 +95,7 @@ def fixed_size_rdp(
     relation: a name in `FIXED_RELATIONS`.
     Returns: divergence of one round, nats, (n,).
     """
+    check_choice("relation", relation, FIXED_RELATIONS)
     orders, half = np.atleast_1d(np.asarray(orders, float)), sigma / 2
     everyone = rdp_gaussian(orders, half)
     if q == 1:
@@ -214,7 +215,7 @@ def guarantee_table(
     best: the round whose epsilon the paper quotes; None: no such row. missing: fraction
     of noise shares lost or known. Returns what is promised -> Guarantee.
     """
-    q, left = cohort / n_clients, 1 - missing
+    q, left = check_between("cohort", cohort, 1, n_clients) / n_clients, 1 - missing
     table = {}
     if best is not None:
         table["Theorem 1, best round"] = theorem1_epsilon(sigma, q, best, delta)

@@ -258,6 +258,20 @@ class Bracket:
         return f"eps in [{self.low:.6g}, {self.eps:.6g}]\n{self.guarantee}"
 
 
+def _check_list(releases):
+    given = isinstance(releases, (list, tuple)) and releases
+    for part in releases if given else [None]:
+        if not (
+            isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Losses)
+        ):
+            raise ValueError(
+                f"releases is {shown(releases)}; it must be a list of (Losses, rounds):"
+                " pass [(mechanism.losses(...), 800)]"
+            )
+        check_between("rounds of a release", part[1], 1, 2**53)
+    return [(release, int(rounds)) for release, rounds in releases]
+
+
 def _one_of(releases, name, among=None):
     values = [getattr(release, name) for release, _ in releases]
     kinds = sorted({v for v in values if among is None or v in among})
@@ -334,10 +348,7 @@ def compose(releases, delta: float) -> Bracket:
     delta: delta of the whole list, in [1e-100, 1).
     Returns: lower and upper bound on epsilon, and the guarantee of the upper bound.
     """
-    releases = [
-        (one, int(check_between("rounds of a release", rounds, 1, 2**53)))
-        for one, rounds in releases
-    ]
+    releases = _check_list(releases)
     delta = float(check_number("delta", delta, "[1e-100, 1)"))
     about = _about(releases)
     for release, _ in releases:

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ..core.checks import check_between, check_choice, check_number
+from ..core.checks import ENTRIES, check_between, check_choice, check_number
 from dpcomm.privacy.accounting import (
     calibrate,
     guarantee_from_rdp,
@@ -122,6 +122,8 @@ class RecRun:
         check_choice("sampling", self.drawn, SAMPLINGS_OF[self.relation])
         check_between("slots", self.slots, 1, 2**53)
         check_between("n_clients", self.n_clients, 1, 2**53)
+        check_between("groups", self.groups, 1, ENTRIES)
+        check_between("K", self.K, 2, 2**24)
         if self.drawn in ("poisson", "fixed"):
             check_between("cohort", self.cohort, 1, self.n_clients)
             if self.slots % self.cohort:

@@ -11,13 +11,22 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
+from ..core.checks import check_choice, check_reals, shown
 from .accounting import log_mixture
 
 # %% ../../nbs/dprec/theorem.ipynb #f32bc03f
+MOST_NODES = 2**22  # numbers that one quadrature may hold
+
+
 def _log_laplace(x: np.ndarray, s: float, step: float) -> np.ndarray:
     "Lambda(x) = log E exp(-e^x a) at each x, for a = exp(s z - s^2 / 2)."
     # where the integrand peaks at the largest x
     reach = min(s * math.exp(min(x.max(), 700)), max(s, x.max() / s))
+    if (work := len(x) * (24 + s + reach) / step) > MOST_NODES:
+        raise ValueError(
+            f"s is {shown(s)}; with this exponent the quadrature would need {work:.2g}"
+            f" nodes, and {MOST_NODES:.2g} is the limit: lower s or j"
+        )
     z = np.arange(-12 - reach, 12 + s + step, step)
     log_w = -z * z / 2 - float(logsumexp(-z * z / 2))
     y = np.exp(np.minimum(x[:, None] + s * z - s * s / 2, 700))
@@ -81,13 +90,16 @@ def _log_reverse(order: int, s: float, K: int) -> np.ndarray:
     return np.asarray(logsumexp(log_terms, axis=1)) - i * math.log(K)
 
 # %% ../../nbs/dprec/theorem.ipynb #58c4883e
+LARGEST_EXPONENT = 2048  # exponents beyond take arrays that no memory holds
+
+
 def log_moment(j, s: float, K: int) -> np.ndarray:
     """Log-moment log E[w^j] of the ratio of client to null. [eqs. forward and reverse]
 
     j: any shape, real and >= 1, or whole and <= 0. s: |phi| / std of the group, >= 0.
     Returns nats, the shape of j.
     """
-    j = np.asarray(j, float)
+    j = check_reals("j", j, f"[{-LARGEST_EXPONENT}, {LARGEST_EXPONENT}]")
     if not ((j >= 1) | (j % 1 == 0)).all():
         raise ValueError(
             "j must be real and >= 1 (quadrature), or an integer (finite sum)"
@@ -114,7 +126,7 @@ def _log_forward_bound(j, c, K, groups):
 
 def _integer_orders(orders):
     "Orders as a float array; only integers from 2 on have a reverse formula."
-    orders = np.asarray(orders, float)
+    orders = check_reals("orders", orders, f"(1, {LARGEST_EXPONENT}]")
     if not ((orders >= 2) & (orders % 1 == 0)).all():
         raise ValueError("the reverse direction is derived for whole orders >= 2 only")
     return orders
@@ -132,6 +144,7 @@ def rdp(
     direction: forward: client against null | reverse | both: the larger.
     Returns: np.ndarray at each order, nats, shape of orders; for any split of the norm.
     """
+    check_choice("direction", direction, ("forward", "reverse", "both"))
     if direction == "forward":
         orders = np.asarray(orders, float)
         return _log_forward_bound(orders, c, K, groups) / (orders - 1)
@@ -170,7 +183,7 @@ def rdp_mixture(orders, c: float, K: int, q: float, groups: int = 1) -> np.ndarr
 # %% ../../nbs/dprec/theorem.ipynb #1d9e9a2d
 def rdp_local(orders, c: float, K: int) -> np.ndarray:
     "Rényi curve of one message whose update is replaced; orders 1.5, 2, ... [Prop. F]"
-    m = 2 * (np.asarray(orders, float) - 1)
+    m = 2 * (check_reals("orders", orders, f"(1, {LARGEST_EXPONENT // 2}]") - 1)
     if not ((m >= 1) & (m % 1 == 0)).all():
         raise ValueError("the local bound is derived for half-integers from 1.5 on")
     log_back = _log_reverse(int(m.max()), c, K)[m.astype(int)]

@@ -182,8 +182,8 @@ def initialise(
 ) -> _Network:
     """Draw all weights; set normalisation to the identity. [PyTorch's and Keras' laws]
 
-    An embedding is normal. Biases follow PyTorch's law too, and are zero under Keras';
-    an LSTM is PyTorch's under both.
+    An embedding is normal. Biases follow PyTorch's law too, and are zero under Keras'.
+    Raises ValueError for another law, and for `glorot` with an LSTM.
 
     model: of Conv2d, Linear, GroupNorm, LSTM, Embedding, nested or not.
     rng: stream of the weights.
@@ -191,6 +191,11 @@ def initialise(
     Returns: the same module.
     """
     check_choice("law", law, ("torch", "glorot"))
+    if law == "glorot" and any(isinstance(layer, nn.LSTM) for layer in model.modules()):
+        raise ValueError(
+            "law is 'glorot', and Keras's initialisation of an LSTM is not"
+            " implemented; it must be 'torch': leave law out"
+        )
 
     def uniform(p, bound):
         drawn = rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32)

@@ -66,6 +66,13 @@ def test_register_enters_a_class_and_mechanisms_keep_the_protocol(monkeypatch):
         assert all(hasattr(cls, m) for m in promised), cls.name
 
 
+@tabled("name", ["", "é", "Pm", "a" * 65, "1st", "a-b"])
+def test_a_name_that_no_message_can_carry_is_refused(name):
+    wrong = type("Wrong", (contract.Mechanism,), {"name": name})
+    with pytest.raises(ValueError, match="must be at most 64 lower-case letters"):
+        contract.register(wrong)
+
+
 @tabled("name", ["pm", "gaussian", "rec"])
 def test_a_name_that_is_taken_is_refused(name):
     "Whatever was imported first: else an epsilon would be another class's."

@@ -84,10 +84,12 @@ def test_the_initial_law(name):
         assert stats.kstest(part.numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
 
 
-def test_the_symbols_of_the_lstm_start_normal():
+def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
     "... as PyTorch's embedding does; Kolmogorov-Smirnov, false-alarm rate 1e-6."
     symbols = models.build("lstm", seed_tree(0)).embedding.weight.detach()
     assert stats.kstest(symbols.flatten().numpy(), "norm").pvalue > ALARM
+    with pytest.raises(ValueError, match="law is 'glorot'"):
+        models.build("lstm", seed_tree(0), "glorot")
 
 
 def test_the_four_normalisations_are_one():
