@@ -333,7 +333,7 @@ def test_mechanisms_of_installed_packages_are_in_the_registry(own, capsys, monke
         assert type(made).__module__ == "own_mechanism"
         for name, why in (
             ("broken", "'no_such:Class' cannot be imported"),
-            ("misnamed", "name is 'misnamed'; it must be one of"),
+            ("misnamed", "give both the same name"),
             ("nothing", "is not a mechanism"),
         ):
             with pytest.raises(ValueError, match=why):
