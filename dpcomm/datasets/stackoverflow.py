@@ -161,7 +161,7 @@ def from_files(
 class LazyFederation(Federation):
     "Clients whose posts are read when they are visited."
 
-    source: Files | None = None
+    source: Any = None  # Files
 
     @property
     def partition_hash(self) -> str:
