@@ -21,7 +21,7 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from .checks import check_between, check_reals
+from .checks import check_between, check_reals, check_stream
 
 # %% ../../nbs/foundations/random.ipynb #9e825039
 def derive(seed: int, *path, bits: int = 128) -> int:
@@ -103,6 +103,7 @@ def normal(shape: tuple, rng, device="cpu") -> Tensor:
     if isinstance(rng, (list, tuple)):
         rows = row_streams(rng, shape[0])
         return torch.stack([normal(shape[1:], r, device) for r in rows])
+    check_stream(rng)
     if torch.device(device).type == "cpu":
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
     on_device = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
@@ -131,7 +132,7 @@ def bernoulli(p, rng) -> np.ndarray:
     if not (isinstance(p, np.ndarray) and p.dtype == np.float64):
         p = check_reals("p", p, "[0, 1]")
     if not isinstance(rng, (list, tuple)):
-        return below(rng.random(p.shape), p, rng)
+        return below(check_stream(rng).random(p.shape), p, rng)
     streams = row_streams(rng, len(p))
     rows = [bernoulli(row, r) for row, r in zip(p, streams)]
     return np.stack(rows) if rows else p > 1
@@ -154,18 +155,18 @@ def gumbel_argmax(blocks, rng: np.random.Generator) -> tuple:
 def row_streams(rng, n: int) -> list:
     "A stream for every row; ValueError where there are too few or too many."
     if not isinstance(rng, (list, tuple)):
-        return [rng] * n
+        return [check_stream(rng)] * n
     if len(rng) != n:
         raise ValueError(
             f"rng holds {len(rng)} streams for {n} rows: pass one stream, or one per row"
         )
-    return list(rng)
+    return [check_stream(stream) for stream in rng]
 
 # %% ../../nbs/foundations/random.ipynb #1c204c7b
 def uniform_rows(rng, n: int, m: int) -> np.ndarray:
     "Uniform numbers (n, m) from a stream, or row by row from several."
     if not isinstance(rng, (list, tuple)):
-        return rng.random((n, m))
+        return check_stream(rng).random((n, m))
     return np.reshape([r.random(m) for r in row_streams(rng, n)], (n, m))
 
 # %% ../../nbs/foundations/random.ipynb #d0dr02

@@ -20,6 +20,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_reals,
+    check_stream,
 )
 from ..core.random import row_streams
 from .contract import Coded, register
@@ -112,7 +113,7 @@ class Mvu(Coded):
         rows = [(torch.flatten(u), rng)]
         if isinstance(rng, (list, tuple)):
             rows = zip(u, row_streams(rng, len(u)))
-        drawn = [self._drawn(row, stream) for row, stream in rows]
+        drawn = [self._drawn(row, check_stream(stream)) for row, stream in rows]
         return np.array(drawn, np.uint8).reshape(u.shape)
 
     def values(self, d):

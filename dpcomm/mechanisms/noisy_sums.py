@@ -26,6 +26,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_number,
     check_size,
+    check_stream,
     shown,
 )
 from ..core.random import Insecure, normal, private_stream, row_streams
@@ -244,6 +245,7 @@ class Central(NoisySum):
         # with the server's noise [McMahan et al. 2017]
         if self.trust == "local":
             return super().average(total, cohort, rng)
+        check_stream(rng)
         if self.exact:
             steps = self.noise_steps(tuple(total.shape), rng)
             noise = torch.from_numpy(steps * self.scale)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.checks import check_stream
 from ..core.random import private_stream, row_streams
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
 from ..core.wire import Message, pack_bits
@@ -61,7 +62,7 @@ class VqSgd(Local):
         d, size = len(x), np.abs(x)
         norm, ends = math.sqrt(size @ size), np.cumsum(size)
         along = ends[-1] / (math.sqrt(d) * max(norm, self.clip_norm))
-        coin, place = rng.random((2, repeats))
+        coin, place = check_stream(rng).random((2, repeats))
         true = np.searchsorted(ends[:-1], place * ends[-1], side="right")
         extra = (d + 1) * 2.0**-49
         honest = kept(coin, 2 * d, self.eps, rng, min(1.0, along), extra)

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..core.checks import shown
+from ..core.checks import check_stream, shown
 from ..core.random import row_streams
 
 # %% ../../nbs/secagg/discrete.ipynb #d0disc01
@@ -244,6 +244,7 @@ def discrete_gaussian(sigma2, shape, rng) -> np.ndarray:
         streams = row_streams(rng, shape[0] if shape else 1)
         rows = [discrete_gaussian(sigma2, shape[1:], r) for r in streams]
         return np.stack(rows) if rows else np.empty(shape, np.int64)
+    check_stream(rng)
     narrow = LARGEST_TABLE_SIGMA.bit_length() - 1
     shift = max(0, math.isqrt(math.floor(sigma2)).bit_length() - narrow)
     out, done = np.empty(math.prod(shape), np.int64), 0

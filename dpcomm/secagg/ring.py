@@ -19,6 +19,7 @@ from dpcomm.core.checks import (
     check_kind,
     check_number,
     check_reals,
+    check_stream,
     shown,
 )
 from ..core.random import row_streams
@@ -198,7 +199,7 @@ def conditional_round(x, norm_bound, rng) -> np.ndarray:
     "Round at random within a length, all in steps. [Kairouz et al. 2021, Alg. 1]"
     x = np.asarray(x, np.float64)
     if not isinstance(rng, (list, tuple)):
-        return _round_until_short(x, norm_bound, rng)
+        return _round_until_short(x, norm_bound, check_stream(rng))
     streams = zip(x, row_streams(rng, len(x)))
     rows = [_round_until_short(row[None], norm_bound, r) for row, r in streams]
     return np.concatenate(rows) if rows else x.astype(np.int64)

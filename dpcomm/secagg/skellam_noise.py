@@ -15,6 +15,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ..core.checks import check_stream
 from .discrete import by_inversion, decide, exact_number, more_bits
 
 # %% ../../nbs/secagg/skellam_noise.ipynb #086c1b6e
@@ -211,6 +212,7 @@ def poisson(mu, shape, rng: np.random.Generator) -> np.ndarray:
     Returns: np.ndarray of that shape, int64, >= 0.
     """
     mu, x = exact_number("mu", mu, "from 0", 58), np.zeros(shape, np.int64)
+    check_stream(rng)
     if mu == 0:
         return x
     flat = x.reshape(-1)

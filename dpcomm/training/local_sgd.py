@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.parameter import is_lazy
+from torch.testing import assert_close
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpcomm.core.checks import shown
@@ -311,11 +312,13 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
                 " first or last layer, the data, or the loss, which must be one number,"
                 " the mean over a batch"
             ) from error
-    if not all(map(partial(torch.allclose, rtol=1e-4, equal_nan=True), first, again)):
+    try:
+        assert_close(again, first, rtol=1e-4, atol=1e-8, equal_nan=True)
+    except AssertionError:
         raise Misfit(
             f"{kind} or its loss gives two answers to the same input: it keeps something"
             " between calls, which messages do not include; reset it at the start of forward"
-        )
+        ) from None
 
 # %% ../../nbs/training/local_sgd.ipynb #cfa44d67
 def downsample_majority(

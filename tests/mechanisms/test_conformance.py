@@ -667,6 +667,18 @@ def test_what_is_not_finite_is_refused(case, bad):
 
 
 @each
+@tabled("rng", [5, "7"])
+def test_what_is_no_stream_is_refused_where_something_is_drawn(case, rng):
+    mechanism, rows = case.make(4), vector(4, 0.8)[None]
+    try:
+        simulated = mechanism.simulate(rows, rng)
+    except TypeError as error:
+        assert f"rng is {rng!r}; it must be a numpy Generator" in str(error)
+    else:
+        assert torch.equal(simulated, mechanism.simulate(rows, seed_tree(0)))
+
+
+@each
 def test_damaged_messages_are_refused(case):
     mechanism = case.make(7)
     data = mechanism.encode(vector(7, 0.8)).to_bytes()

@@ -3,6 +3,7 @@ any module, and what may not happen to them.
 """
 
 import copy
+import math
 import random
 import re
 import warnings
@@ -519,6 +520,16 @@ def test_examples_that_change_from_pass_to_pass_are_said_and_read_alike(draw):
         with pytest.warns(UserWarning, match="differ from pass to pass"):
             twice = [Federation.of([held], test=([[0.0]], [0])) for _ in range(2)]
         assert torch.equal(*(one.data.x for one in twice))
+
+
+@tabled("kind", ["half", "with a gradient", "sparse", "nan"])
+def test_fixed_examples_of_every_kind_are_read_without_a_word(kind):
+    x = torch.rand(4, 3)
+    kinds = {"half": x.bfloat16(), "with a gradient": x.clone().requires_grad_()}
+    kinds |= {"sparse": [row.to_sparse() for row in x], "nan": x * math.nan}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.of([[*zip(kinds[kind], range(4))]], test=(x, torch.arange(4)))
 
 
 def test_a_sampler_that_draws_is_said_and_a_shuffle_is_not():
