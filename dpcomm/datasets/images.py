@@ -230,7 +230,7 @@ def _joined(how, examples):
 
 
 CHANGES = (
-    "examples differ from pass to pass (by a random transform, or a sampler that draws),"
+    "examples differ from pass to pass (by a random transform, collate_fn or sampler),"
     " and a run trains on those of one pass: draw in the model's forward, or pass fixed"
     " examples"
 )
@@ -242,7 +242,13 @@ def _draws(loader):
         return False
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     passes = [tree_leaves([*islice(order, len(loader))]) for _ in range(2)]
-    first, *again = (loader.dataset[passes[0][0]] for _ in range(4))
+    data, few = loader.dataset, passes[0][:2]
+
+    def read():
+        alone = loader.batch_sampler is None
+        return loader.collate_fn(data[few[0]] if alone else [data[i] for i in few])
+
+    first, *again = (read() for _ in range(4))
     try:
         for example in again:
             assert_close(example, first, rtol=0, atol=0, equal_nan=True)

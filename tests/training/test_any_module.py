@@ -515,8 +515,13 @@ DRAWN |= {"numpy": np.random.random, "python": random.random}
 
 @tabled("draw", DRAWN)
 def test_examples_that_change_from_pass_to_pass_are_said_and_read_alike(draw):
-    loaded = torch.utils.data.DataLoader(Jittered(DRAWN[draw]), 3)
-    for held in (Jittered(DRAWN[draw]), loaded):
+    def mixed(examples):
+        x, y = torch.utils.data.default_collate(examples)
+        return x + DRAWN[draw]() * x.flip(0), y
+
+    rows, load = [(torch.ones(1), i) for i in range(10)], torch.utils.data.DataLoader
+    held = Jittered(DRAWN[draw]), load(Jittered(DRAWN[draw]), 3)
+    for held in (*held, load(rows, 3, collate_fn=mixed)):
         with pytest.warns(UserWarning, match="differ from pass to pass"):
             twice = [Federation.of([held], test=([[0.0]], [0])) for _ in range(2)]
         assert torch.equal(*(one.data.x for one in twice))
