@@ -288,17 +288,3 @@ def unstated_settings(paper: str, *tasks: str, title: str = UNSTATED) -> Table:
             name = h.name.replace("_", " ").replace(".", ", ")
             rows.append((name, value, h.source, h.where))
     return Table(("setting", "here", "source", "why"), tuple(rows), title)
-
-
-def cost_sentence(costs: Table) -> Shown:
-    "What sweep.cost returned of the full scale, and of its missing runs, in words."
-    command, spent, missing, rest, memory, data = costs.rows[-1]
-    left = f"{missing} runs are missing and would take {rest.replace(', guessed', '')}"
-    if missing == "0":
-        left = "nothing is missing"
-    elif "guessed" in rest:
-        left += ", guessed where none like them has been recorded"
-    return Shown(
-        f"`{command}` makes the full-scale records of this page, one process a run, up"
-        f" to {memory} GiB each; data: {data}. Recorded: {spent} of CPU time; {left}."
-    )

@@ -20,7 +20,7 @@ import msgspec
 
 from ...core.checks import needs
 from ...evidence import paper_tables, records, verdicts
-from ...evidence.figures import Table
+from ...evidence.figures import Shown, Table
 from . import runs
 from .runs import Costs, Job
 
@@ -92,21 +92,20 @@ def status(name: str, scale: str = "full") -> Table:
     return _table("run|what|numbers|seeds done|minutes per seed|GiB|data", rows, title)
 
 
-def cost(name: str) -> Table:
-    "Cost of an experiment so far, by its records, and of missing runs, a row a scale."
-    experiment, rows = runs.find(name), []
-    for scale in records.SCALES:
-        costs = Costs(experiment, scale)
-        verb = "sweep" if scale == "full" else "run"
-        left = _time(costs.left)
-        if any(costs.minutes(run)[1] == "guessed" for run, _ in costs.missing):
-            left += ", guessed"
-        command = f"dpcomm {verb} {experiment.name} --scale {scale}"
-        data = ", ".join(sorted({d for r in costs.grid for d in r.data})) or "bundled"
-        missing = str(len(costs.missing)), left, costs.memory
-        rows.append((command, _time(costs.spent), *missing, data))
-    header = "command|CPU time recorded|runs missing|CPU time for them|GiB|data"
-    return _table(header, rows, f"Cost of {name}")
+def cost_sentence(name: str) -> Shown:
+    "What the full-scale records of an experiment cost, and what is missing would."
+    costs = Costs(runs.find(name), "full")
+    left = f"{len(costs.missing)} runs are missing and would take {_time(costs.left)}"
+    if not costs.missing:
+        left = "nothing is missing"
+    elif any(costs.minutes(run)[1] == "guessed" for run, _ in costs.missing):
+        left += ", guessed where none like them has been recorded"
+    data = ", ".join(sorted({d for run in costs.grid for d in run.data})) or "bundled"
+    return Shown(
+        f"`dpcomm sweep {name} --scale full` makes the full-scale records of this page,"
+        f" one process a run, up to {costs.memory} GiB each; data: {data}. Recorded:"
+        f" {_time(costs.spent)} of CPU time; {left}."
+    )
 
 
 class _Line(msgspec.Struct):
