@@ -18,8 +18,8 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -171,7 +171,6 @@ def check_promise(
 
 # %% ../../nbs/training/federated.ipynb #3cd4f13d
 def said_by(deployment: Deployment) -> dict:
-    "Settings of a Config that a deployment decides."
     how = "who takes part: dpcomm.Deployment(n_clients=..., cohort=..., rounds=..., delta=...)"
     check_kind("deployment", deployment, Deployment, how)
     drawn = "fixed" if deployment.sampling == "none" else deployment.sampling
@@ -210,15 +209,13 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
 
 # %% ../../nbs/training/federated.ipynb #12347ee6
 def _check_device(device):
-    try:
-        here = torch.empty(1, device=torch.device(device)).device.type
-    except (RuntimeError, AssertionError, TypeError, ValueError, OverflowError):
-        here = "meta"
-    if here == "meta":
-        raise ValueError(
-            f"device is {shown(device)}; torch cannot use it on this machine:"
-            " use 'cpu', or a machine with this device"
-        )
+    with suppress(RuntimeError, AssertionError, TypeError, ValueError, OverflowError):
+        if torch.empty(1, device=torch.device(device)).device.type != "meta":
+            return
+    raise ValueError(
+        f"device is {shown(device)}; torch cannot use it on this machine: use 'cpu', or a"
+        " machine with this device"
+    )
 
 
 def _ready(task, t, metrics, device, advance):
@@ -239,21 +236,17 @@ def _ready(task, t, metrics, device, advance):
         if not len(part):
             continue
         try:
-            check_fit(model, data, part, client, task.loss)
-            if task.loss is cross_entropy:
-                check_labels(model, all_data.x, all_data.y, owner)
-            if task.loss is cross_entropy and metrics is None:
-                test = all_data.x_test, all_data.y_test
-                check_labels(model, *test, lambda i: "the test set")
+            classes = check_fit(model, data, part, client, task.loss)
+            check_labels(classes, all_data.y, owner)
+            if metrics is None:
+                check_labels(classes, all_data.y_test, lambda i: "the test set")
         except Misfit as error:  # a module for a GPU alone is not judged on a CPU
             here = torch.device(device).type == "cpu"
             if here or "cuda" not in str(error).lower():
                 raise
         break
     federation, loss = federation.to(device), loss_on(task.loss, device)
-    tensors = (*model.parameters(), *model.buffers())
-    if any(tensor.device.type != torch.device(device).type for tensor in tensors):
-        model = copy.deepcopy(model).to(device)
+    model = copy.deepcopy(model).to(device)
     if advance is one_round:
         engine, why = pick_engine(config.engine, model, device, data, loss, part)
         if why and isinstance(model, nn.Sequential):
@@ -293,13 +286,11 @@ def _last_round(promised, rounds, most):
 NO_PRIVACY = "no privacy: mechanism {} gives no guarantee (epsilon is infinite)"
 
 
+@dataclass(frozen=True)
 class Plain(Mechanism):
     "Sends the update as it is, 32 bits a weight."
 
     name, deployment_note = "none", "simulation only: messages are not private"
-
-    def __repr__(self):
-        return "Plain()"
 
     def clip(self, u):
         return u
@@ -312,22 +303,22 @@ class Plain(Mechanism):
 def _interruptible(saved):
     asked = []
 
+    usual = signal.default_int_handler
+
     def note(*_):
-        if asked:
-            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, usual)
         asked.append(True)
         print("\nfinishing this round; press ^C again to stop at once", file=sys.stderr)
 
     here = threading.current_thread() is threading.main_thread()
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not (saved and here and usual):
-        yield asked
-        return
-    signal.signal(signal.SIGINT, note)
+    waits = saved and here and signal.getsignal(signal.SIGINT) is usual
+    if waits:
+        signal.signal(signal.SIGINT, note)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if waits:
+            signal.signal(signal.SIGINT, usual)
 
 
 def _loop(run, task, last, step, report, callbacks, max_seconds, saved):
@@ -542,8 +533,11 @@ def simulate(
     if not run.finished:
         task = _ready(task, run.round, metrics, device, advance)
     run.engine = task.config.engine if advance is one_round else ""
-    save = checkpoint and partial(save_checkpoint, checkpoint, run, optimiser, about)
-    saves = (Checkpoint(save, save_every),) if save else ()
+    callbacks = (*progress_of(progress), *callbacks)
+    if checkpoint:
+        save = partial(save_checkpoint, checkpoint, run, optimiser, about)
+        callbacks = (Checkpoint(save, save_every), *callbacks)
+    report = partial(_report, run, task, guarantee and promised, metrics, train_loss)
 
     def step(tell):
         if deployment is not None and guarantee and promise.trust == "shuffler":
@@ -552,16 +546,7 @@ def simulate(
         return advance(run, optimiser, task, pool, **extra, **within)
 
     with one_thread(device), ThreadPoolExecutor(workers) as pool:
-        _loop(
-            run,
-            task,
-            last,
-            step,
-            partial(_report, run, task, guarantee and promised, metrics, train_loss),
-            (*saves, *progress_of(progress), *callbacks),
-            max_seconds,
-            saved=bool(checkpoint),
-        )
+        _loop(run, task, last, step, report, callbacks, max_seconds, checkpoint)
     if run.round == last < task.config.rounds:
         print(
             f"stopped after {last:,} of {task.config.rounds:,} rounds: the next would raise"

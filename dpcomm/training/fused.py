@@ -23,7 +23,6 @@ LARGE = 2**16  # entries of a matrix: above, clients are multiplied one after an
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:  # (n, p, r)
-    "Matrix products client by client."
     if b.is_cuda or b[0].numel() < LARGE:
         return torch.bmm(a, b)
     out = a.new_empty(len(a), a.shape[1], b.shape[2])
@@ -32,7 +31,7 @@ def products(a: Tensor, b: Tensor) -> Tensor:  # (n, p, r)
     return out
 
 # %% ../../nbs/training/fused.ipynb #f9a3df4e
-def linear(h, weight, bias) -> tuple:
+def linear(layer, n, h, weight, bias) -> tuple:
     "An affine layer of (n, batch, n_in), (n, n_out, n_in) and (n, n_out). [chain rule]"
 
     def back(g, step, first=False):
@@ -44,40 +43,38 @@ def linear(h, weight, bias) -> tuple:
     return products(h, weight.transpose(1, 2)).add_(bias[:, None]), back
 
 
-def relu(h: Tensor) -> tuple:
-    "Cut negative entries off, in place. [chain rule]"
+def relu(layer, n, h) -> tuple:
     h.clamp_(min=0)
     back = torch.ops.aten.threshold_backward
     return h, lambda g, step, first=False: back(g, h, 0)
 
 
-def tanh(h: Tensor) -> tuple:
-    "Squash between -1 and 1. [chain rule]"
+def tanh(layer, n, h) -> tuple:
     out, back = h.tanh(), torch.ops.aten.tanh_backward
     return out, lambda g, step, first=False: back(g, out)
 
 
-def pool(h: Tensor) -> tuple:
-    "Max-pooling by 2 x 2. [chain rule]"
+def pool(layer, n, h) -> tuple:
     top, index = F.max_pool2d(h, 2, return_indices=True)
     back, two = torch.ops.aten.max_pool2d_with_indices_backward, [2, 2]
     how = two, two, [0, 0], [1, 1], False, index
     return top, lambda g, step, first=False: back(g, h, *how)
 
 
-def average_pool(h: Tensor) -> tuple:
-    "Average-pooling by 2 x 2. [chain rule]"
+def average_pool(layer, n, h) -> tuple:
     back, how = torch.ops.aten.avg_pool2d_backward, ([2, 2], [2, 2], [0, 0], False)
     return F.avg_pool2d(h, 2), lambda g, step, first=False: back(g, h, *how, True, None)
 
 # %% ../../nbs/training/fused.ipynb #3ab32173
-def conv(h, weight, bias, padding) -> tuple:
+def conv(layer, n, h, weight, bias) -> tuple:
     """A convolution of stride 1, clients as groups. [chain rule]
 
     Images (batch, n * channels, height, width) and kernels (n, n_out, channels, k, k),
-    both with channels last; zeros around the image: rows, columns.
+    both with channels last.
     """
-    n, kernels = len(weight), weight.flatten(0, 1)
+    if h.is_cuda:
+        return patch_conv(layer, n, h, weight, bias)
+    kernels = weight.flatten(0, 1)
 
     def back(g, step, first=False):
         down, dw, _ = torch.ops.aten.convolution_backward(
@@ -86,7 +83,7 @@ def conv(h, weight, bias, padding) -> tuple:
             kernels,
             bias_sizes=None,
             stride=[1, 1],
-            padding=padding,
+            padding=layer.padding,
             dilation=[1, 1],
             transposed=False,
             output_padding=[0, 0],
@@ -97,13 +94,13 @@ def conv(h, weight, bias, padding) -> tuple:
         step(bias, g.sum((0, 2, 3)).view_as(bias))
         return down
 
-    out = F.conv2d(h, kernels, None, padding=padding, groups=n)
+    out = F.conv2d(h, kernels, None, padding=layer.padding, groups=n)
     return out.add_(bias.flatten()[:, None, None]), back
 
 # %% ../../nbs/training/fused.ipynb #3ab321a1
-def patch_conv(h: Tensor, weight: Tensor, bias: Tensor, padding: tuple) -> tuple:
-    "A convolution of stride 1, one product a client over all patches. [chain rule]"
-    n, _, _, *side = weight.shape
+def patch_conv(layer, n, h, weight, bias) -> tuple:
+    "As `conv`, one product a client over all patches. [chain rule]"
+    padding, side = layer.padding, layer.kernel_size
     size, kernels = h.shape[2:], weight.flatten(2)
     (rows, columns), (up, left) = side, padding
     seen = F.pad(h, (left, left, up, up)) if up or left else h
@@ -126,16 +123,14 @@ def patch_conv(h: Tensor, weight: Tensor, bias: Tensor, padding: tuple) -> tuple
     return out.flatten(1, 2), back
 
 # %% ../../nbs/training/fused.ipynb #3ab32175
-def group_norm(
-    h: Tensor, weight: Tensor, bias: Tensor, num_groups: int, tiny: float
-) -> tuple:
+def group_norm(layer, n, h, weight, bias) -> tuple:
     "Normalise groups of channels of every image. [Wu & He 2018, Eq. 1]"
     batch, channels, pixels = *h.shape[:2], h[0, 0].numel()
-    groups = len(weight) * num_groups
+    groups = n * layer.num_groups
     layout = torch.contiguous_format if h.is_cuda else torch.channels_last
     seen, h = weight.flatten().clone(), h.contiguous(memory_format=layout)
     out, mean, inverse = torch.native_group_norm(
-        h, seen, bias.flatten(), batch, channels, pixels, groups, tiny
+        h, seen, bias.flatten(), batch, channels, pixels, groups, layer.eps
     )
 
     def back(g, step, first=False):
@@ -159,19 +154,15 @@ def group_norm(
 
 # %% ../../nbs/training/fused.ipynb #3ab32177
 def fold(h: Tensor) -> Tensor:  # (batch, n * channels, height, width)
-    "Make clients groups of channels."
     n, batch, channels, height, width = h.shape
     out = h.new_empty(batch, height, width, n, channels)
     return out.copy_(h.permute(1, 3, 4, 0, 2)).flatten(3).permute(0, 3, 1, 2)
 
 
-def _flatten(h, n):
+def unfold(layer, n, h) -> tuple:
     shape = (-1, *h.shape[2:])
-
-    def back(g, step, first=False):
-        return fold(g.unflatten(2, shape))
-
-    return h.unflatten(1, (n, -1)).transpose(0, 1).flatten(2), back
+    out = h.unflatten(1, (n, -1)).transpose(0, 1).flatten(2)
+    return out, lambda g, step, first=False: fold(g.unflatten(2, shape))
 
 # %% ../../nbs/training/fused.ipynb #1a30b2c5
 class Step:
@@ -215,19 +206,29 @@ def cross_entropy_and_gradient(scores: Tensor, y: Tensor, weights: Tensor) -> tu
     return loss, g.mul_(weights[..., None])
 
 # %% ../../nbs/training/fused.ipynb #5da59870
-POOLS = {nn.MaxPool2d: pool, nn.AvgPool2d: average_pool}
-CURVES = {nn.ReLU: relu, nn.Tanh: tanh}  # applied entry by entry
+def _halves(layer):
+    window = layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2))
+    usual = getattr(layer, "dilation", 1) == 1
+    usual &= getattr(layer, "divisor_override", None) is None
+    return window and usual and not layer.padding and not layer.ceil_mode
 
 
-def _plain(layer):
-    if type(layer) in POOLS:
-        window = layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2))
-        usual = getattr(layer, "dilation", 1) == 1
-        usual &= getattr(layer, "divisor_override", None) is None
-        return window and usual and not layer.padding and not layer.ceil_mode
+def _slides(layer):
     once = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return once and zeros and layer.bias is not None
+
+
+LAYERS = {  # kind -> how it is computed; which of its kind are
+    nn.Linear: (linear, lambda layer: layer.bias is not None),
+    nn.Conv2d: (conv, _slides),
+    nn.GroupNorm: (group_norm, lambda layer: layer.affine),
+    nn.Flatten: (unfold, lambda layer: (layer.start_dim, layer.end_dim) == (1, -1)),
+    nn.MaxPool2d: (pool, _halves),
+    nn.AvgPool2d: (average_pool, _halves),
+    nn.ReLU: (relu, bool),
+    nn.Tanh: (tanh, bool),
+}
 
 
 def _more_than_layers(model):
@@ -242,25 +243,21 @@ def _more_than_layers(model):
 
 
 def _written(layer):
-    kinds = {
-        nn.Linear: lambda: layer.bias is not None,
-        nn.Flatten: lambda: (layer.start_dim, layer.end_dim) == (1, -1),
-        nn.Conv2d: lambda: _plain(layer),
-        nn.GroupNorm: lambda: layer.affine,
-        **dict.fromkeys(POOLS, lambda: _plain(layer)),
-        **dict.fromkeys(CURVES, lambda: True),
-    }
-    return type(layer) in kinds and kinds[type(layer)]()
+    compute, takes = LAYERS.get(type(layer), (None, None))
+    if not (takes and takes(layer)):
+        line = str(layer).partition("\n")[0].rstrip("(")
+        raise ValueError(f"layer {line:.80} is not supported by this engine")
+    return compute
 
 
 def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
-    "Why a model cannot be trained here."
     if why := _more_than_layers(model):
         return why
-    for layer in model.children():
-        if not _written(layer):
-            line = str(layer).partition("\n")[0].rstrip("(")
-            return f"layer {line:.80} is not supported by this engine"
+    try:
+        for layer in model.children():
+            _written(layer)
+    except ValueError as error:
+        return str(error)
     kinds = nn.Linear, nn.Conv2d
     matrices = [layer for layer in model.children() if isinstance(layer, kinds)]
     tensors = {id(p) for layer in matrices for p in layer.parameters()}
@@ -278,23 +275,6 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     return ""
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
-def _forward(layer, h, params, n):
-    if not _written(layer):
-        raise ValueError(f"layer {layer} is not supported by this engine")
-    if isinstance(layer, (nn.Linear, nn.Conv2d, nn.GroupNorm)):
-        weight, bias = (params[id(p)] for p in layer.parameters(recurse=False))
-        if isinstance(layer, nn.Linear):
-            return linear(h, weight, bias)
-        if isinstance(layer, nn.GroupNorm):
-            return group_norm(h, weight, bias, layer.num_groups, layer.eps)
-        if h.is_cuda:
-            return patch_conv(h, weight, bias, layer.padding)
-        return conv(h, weight, bias, layer.padding)
-    if isinstance(layer, nn.Flatten):
-        return _flatten(h, n)
-    return (POOLS | CURVES)[type(layer)](h)
-
-
 def sgd_step(model, params: dict, h, y, weights, step: Step) -> Tensor:
     """One step of SGD of n clients; their losses before it. [fltop Alg. 5]
 
@@ -303,7 +283,8 @@ def sgd_step(model, params: dict, h, y, weights, step: Step) -> Tensor:
     """
     layers, ways = _after_images(model), []
     for layer in layers:
-        h, back = _forward(layer, h, params, len(y))
+        own = [params[id(p)] for p in layer.parameters(recurse=False)]
+        h, back = _written(layer)(layer, len(y), h, *own)
         ways.append(back)
     loss, g = cross_entropy_and_gradient(h, y, weights)
     trained = [isinstance(layer, (nn.Linear, nn.Conv2d)) for layer in layers]
@@ -377,15 +358,7 @@ def _updates(params, start, columns, order):
 
 
 @torch.no_grad()
-def train_fused(
-    model: nn.Sequential,
-    w: Tensor,
-    x: Tensor,
-    y: Tensor,
-    plan: Tensor,
-    lr: float,
-    mask: Tensor = None,
-) -> tuple:
+def train_fused(model, w, x, y, plan, lr: float, mask=None) -> tuple:
     """Local SGD of n clients side by side, written out. [fltop Algs. 2 and 5]
 
     model: architecture; its own weights are not used.
@@ -430,7 +403,6 @@ class RecordedStep:
         self.graph = self.record() if x.is_cuda else None
 
     def compute(self) -> None:
-        "Move all weights by one step on the images of `index`; add up the losses."
         there = self.index >= 0
         weights = there.to(self.x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
         index = torch.where(there, self.index, self.first)
@@ -452,7 +424,6 @@ class RecordedStep:
         return graph
 
     def advance(self, index: Tensor) -> None:
-        "One step of every client."
         self.index.copy_(index)
         self.graph.replay() if self.graph else self.compute()
 

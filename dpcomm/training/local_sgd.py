@@ -19,9 +19,9 @@ from torch.nn.parameter import is_lazy
 from torch.testing import assert_close
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from dpcomm.core.checks import shown
+from dpcomm.core.checks import check_kind, shown
 from dpcomm.core.random import drawing
-from dpcomm.core.vectors import HALF, flatten, pack, trainable, unflatten, unpack
+from dpcomm.core.vectors import HALF, flatten, pack, trainable, unpack
 from dpcomm.datasets.images import Inputs
 from dpcomm.training.fused import LARGE, train_fused, train_graphed, unsupported_layer
 
@@ -68,11 +68,7 @@ def _refused(model):
 
 
 def check_model(model: nn.Module) -> nn.Module:
-    "Refuse what cannot be trained through messages."
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}; it must be a torch.nn.Module: pass one"
-        )
+    check_kind("model", model, nn.Module, "a torch.nn.Module")
     for reason in _refused(model):
         raise ValueError(reason)
     pack(model)
@@ -84,7 +80,6 @@ class Misfit(ValueError):
 
 
 def told(error):
-    "What PyTorch says, in one line."
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.150}"
 
 
@@ -165,7 +160,6 @@ def cross_entropy(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 # %% ../../nbs/training/local_sgd.ipynb #3b682e4f
 def may_draw(model):
-    "Whether training may use PyTorch's generator."
     noisy = nn.modules.dropout._DropoutNd, nn.RReLU
     for layer in model.modules():
         torchs = type(layer).__module__.startswith(("torch.nn.", "dpcomm."))
@@ -224,16 +218,11 @@ def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:
     return 100 * right / len(y), loss / len(y)
 
 # %% ../../nbs/training/local_sgd.ipynb #01d26fa3
-def check_labels(model: nn.Module, x: Tensor, y: Tensor, whose) -> None:
-    "Refuse a label that the model has no class for; `whose` names the i-th one's owner."
-    if y.ndim != 1 or y.is_floating_point() or not len(y):
+def check_labels(classes: int | None, y: Tensor, whose) -> None:
+    "Refuse a label that is no class; `whose` names the i-th one's owner."
+    if classes is None or y.ndim != 1 or y.is_floating_point():
         return
-    w = pack(model)
-    outputs = predict(model, w, tree_map(lambda side: side[:2].to(w.device), x))
-    _check_one_tensor(outputs, type(model).__name__)
-    if outputs.ndim != 2:
-        return
-    classes, y = max(2, outputs.shape[1]), y.cpu()
+    y = y.cpu()
     if len(bad := ((y < 0) | (y >= classes)).nonzero()):
         i = int(bad[0])
         raise Misfit(
@@ -256,22 +245,14 @@ def cause_of_nan(data, part, client: int, rates: str) -> str:
 
 
 def loss_on(loss, device):
-    "A loss with tensors of its own, where they are needed."
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
 
 
-def _answers(call, params, x, y, loss):
-    "What model and loss say of inputs, of others, and of the first again, drawing alike."
-    for rows in ([0, 1], [0, 0], [0, 1]):
-        with drawing(0):
-            inputs, targets = tree_map(lambda side: side[rows], (x, y))
-            outputs = call(params, inputs)
-            said = tree_leaves((outputs, loss(outputs, targets)))
-            yield [p.detach() for p in said if isinstance(p, Tensor)]
+def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int | None:
+    """Refuse a model, a loss and data that do not go together, tried on two examples.
 
-
-def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
-    "Refuse a model, a loss and data that do not go together, tried on two examples."
+    Returns: classes of the default loss; None: it is another, or its targets are none.
+    """
     kind, w = type(model).__name__, pack(model).cpu()
     two = torch.from_numpy(np.resize(np.asarray(part, np.int64), 2))
     x, y = (side[two].to("cpu") for side in (data.x, data.y))
@@ -282,22 +263,31 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
             " trained: make them parameters of the model, or freeze them"
         )
     params = {k: p.clone().requires_grad_() for k, p in unpack(model, w).items()}
-    call = as_function(model, w, training=True)
+    call, classes = as_function(model, w, training=True), None
 
-    def try_loss(outputs):
-        if usual:
-            _check_one_tensor(outputs, kind)
-            if y.ndim != 1:
-                raise TypeError("the default loss needs one class per example")
-            check_labels(model, x, y, lambda i: f"client {client}")
-        value = loss(outputs, y)
-        torch.autograd.grad(value, [*params.values()], materialize_grads=True)
+    def answer(rows):
+        inputs, targets = tree_map(lambda side: side[rows], (x, y))
 
-    with drawing(0, w.device), warnings.catch_warnings():
+        def try_loss(outputs):
+            nonlocal classes
+            if usual:
+                _check_one_tensor(outputs, kind)
+                if y.ndim != 1:
+                    raise TypeError("the default loss needs one class per example")
+                classes = max(2, outputs.shape[1]) if outputs.ndim == 2 else None
+                check_labels(classes, y, lambda i: f"client {client}")
+            value = loss(outputs, targets)
+            torch.autograd.grad(value, [*params.values()], materialize_grads=True)
+            return outputs, value
+
+        with drawing(0):
+            said = tree_leaves(call(params, inputs, try_loss))
+        return [p.detach() for p in said if isinstance(p, Tensor)]
+
+    with warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")  # that is broadcast
         try:
-            call(params, x, try_loss)
-            first, _, again = _answers(call, params, x, y, loss)
+            first, _, again = map(answer, ([0, 1], [0, 0], [0, 1]))
         except Misfit:
             raise
         except Exception as error:
@@ -319,6 +309,7 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> None:
             f"{kind} or its loss gives two answers to the same input: it keeps something"
             " between calls, which messages do not include; reset it at the start of forward"
         ) from None
+    return classes
 
 # %% ../../nbs/training/local_sgd.ipynb #cfa44d67
 def downsample_majority(
@@ -378,7 +369,8 @@ def train_loop(
     Returns: updates (n, d), mean of the losses of the steps (n,).
     """
     call, start = as_function(model, w, training), unpack(model, w)
-    updates, losses, masks = [], [], _split(mask, [p.shape for p in start.values()])
+    masks = dict.fromkeys(start) if mask is None else unpack(model, mask)
+    updates, losses = [], []
     for client in plan:
         params = {name: p.clone().requires_grad_() for name, p in start.items()}
         leaves, trace = [*params.values()], []
@@ -398,13 +390,9 @@ def train_loop(
     return torch.stack(updates), torch.stack(losses)
 
 
-def _split(mask, shapes):
-    return [None] * len(shapes) if mask is None else unflatten(mask, shapes)
-
-
 @torch.no_grad()
 def _sgd(params, grads, lr, masks):
-    for p, g, mask in zip(params, grads, masks):
+    for p, g, mask in zip(params, grads, masks.values()):
         p.sub_(g if mask is None else g * mask, alpha=lr)
 
 # %% ../../nbs/training/local_sgd.ipynb #c284f835
@@ -424,7 +412,7 @@ def _each(loss, outputs, targets):
 def train_vmap(model, w, x, y, plan, lr, mask=None, loss=None, training=True):
     "As `train_loop`, all clients at once; the loss is a mean over examples."
     call, start = as_function(model, w, training), unpack(model, w)
-    masks = _split(mask, [p.shape for p in start.values()])
+    masks = dict.fromkeys(start) if mask is None else unpack(model, mask)
 
     def loss_of(params, inputs, targets, weights):
         outputs = call(dict(zip(start, params)), inputs)
@@ -538,7 +526,6 @@ COPIES = 10  # of its weights that a client takes there: half of them for activa
 
 
 def clients_per_call(engine: str, model: nn.Module, device="cpu") -> int:
-    "Clients that an engine trains together: fixed, so that workers change nothing."
     if engine in ("vmap", "graphed"):
         free = 2**62
         if torch.device(device).type == "cuda":

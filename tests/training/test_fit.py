@@ -40,7 +40,6 @@ def people(inputs="floats", targets="classes"):
         x = {
             "floats": lambda: rng.normal(size=(n, 20)),
             "tokens": lambda: rng.integers(11, size=(n, 12)),
-            "images": lambda: rng.normal(size=(n, 1, 8, 8)),
         }[inputs]()
         y = {
             "classes": lambda: np.arange(n) % 3,
@@ -77,6 +76,49 @@ class Turned(nn.Linear):
     def __init__(self):
         super().__init__(20, 3)
         self.register_buffer("turns", torch.ones(3, dtype=torch.complex64))
+
+
+class Keeps(nn.Linear):
+    "Answers with what it was asked before, from the second call on."
+
+    past = None
+
+    def forward(self, x):
+        self.past, past = x.detach().mean(), self.past
+        return super().forward(x) + (0.0 if past is None else past)
+
+
+class Counter(nn.Linear):
+    "Keeps a number that training changes."
+
+    def __init__(self):
+        super().__init__(20, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Learnt(nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def hooked():
+    model = mlp()
+    model[0].weight.register_hook(lambda g: g * 0)
+    return model
+
+
+def normed(layer):
+    return nn.Sequential(nn.Linear(20, 8), layer, nn.Linear(8, 3))
+
+
+def growing(out, y, seen=[]):
+    seen.append(y)
+    return F.cross_entropy(out, y) * len(seen)
 
 
 def column(out, y):
@@ -119,16 +161,41 @@ MISFITS = {
     "a complex buffer": (Turned(), {}, {}, "'turns' is torch.complex64"),
     "no copy": (Remembers(), {}, {}, "Remembers cannot be copied"),
     "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no trainable parameter"),
+    "a hook": (hooked(), {}, {}, "'0.weight' has a gradient hook.*: freeze"),
+    "a loss with weights": (
+        mlp(),
+        {},
+        dict(loss=Learnt()),
+        "the loss Learnt has parameters of its own",
+    ),
+    "a memory": (Keeps(20, 3), {}, {}, "Keeps or its loss gives two answers to the"),
+    "a loss's memory": (mlp(), {}, dict(loss=growing), "loss gives two answers to the"),
+}
+OFF, ON = (dict(track_running_stats=kept) for kept in (False, True))
+BATCH, INSTANCE = nn.BatchNorm1d, nn.InstanceNorm1d
+MISFITS |= {
+    says: (model, {}, {}, f"{says}.*: use .*GroupNorm")
+    for says, model in {
+        "BatchNorm1d": normed(BATCH(8)),
+        "BatchNorm2d": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+        "BatchNorm1d mixes the examples": normed(BATCH(8, **OFF)),
+        "InstanceNorm1d": normed(INSTANCE(8, **ON)),
+        "calls": Counter(),
+        "_u": nn.utils.parametrizations.spectral_norm(nn.Linear(20, 3)),
+    }.items()
 }
 
 
-@tabled("engine", ["loop", "auto"])
+@tabled("engine", ["loop", "auto", "vmap"])
 @tabled("name", MISFITS)
-def test_a_misfit_is_one_sentence_in_every_engine(name, engine):
+@pytest.mark.filterwarnings("ignore")
+def test_a_misfit_is_one_sentence_in_every_engine_and_left_alone(name, engine):
     model, held, more, says = MISFITS[name]
+    before = {k: v.detach().clone() for k, v in model.state_dict().items()}
     with pytest.raises(ValueError, match=f"(?s){says}") as error:
         simulate(task(model, people(**held), engine, **more), progress=False)
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
 
 
 class Restless(nn.Linear):
@@ -210,23 +277,6 @@ def test_data_that_are_no_numbers_are_named(held):
     ):
         good = np.ones((1, 2)), [0]
         Federation.of([good, held], test=good)
-
-
-def test_frames_lists_of_tensors_and_sparse_data_are_taken():
-    pd = pytest.importorskip("pandas")
-    x, y = torch.arange(6.0).view(3, 2), torch.arange(3)
-    clients = [
-        (pd.DataFrame(x.numpy()), pd.Series(y.numpy())),
-        (list(x), list(y)),
-        (x.to_sparse(), y),
-        (x.clone().requires_grad_(), y),
-        torch.utils.data.TensorDataset(x, y),
-        torch.utils.data.Subset(torch.utils.data.TensorDataset(x, y), [0, 1, 2]),
-    ]
-    held = Federation.of(clients, test=(x, y))
-    assert torch.equal(held.data.x, x.repeat(6, 1))
-    assert torch.equal(held.data.y, y.repeat(6))
-    assert held.data.x.dtype == torch.float32 and not held.data.x.requires_grad
 
 
 # ---- what vmap takes
