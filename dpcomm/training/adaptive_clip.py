@@ -97,12 +97,7 @@ def in_rows(mechanism: OnRing, u: torch.Tensor, below: torch.Tensor, parts: tupl
 
 
 class Moving:
-    """One round's mechanism at its clip, whose sums count who is below the clip.
-
-    mechanism: as the run's guarantee has it.
-    cohort: expected clients a round.
-    clip: of this round; None: the mechanism's.
-    """
+    "One round's mechanism at its clip, whose sums count who is below the clip."
 
     def __init__(self, how: AdaptiveClip, mechanism, cohort: float, clip=None):
         self.how, self.cohort, self.sigma = how, cohort, mechanism.sigma
@@ -115,16 +110,6 @@ class Moving:
         "For each of (n, d) updates 1/2 if it is below the clip, and -1/2 if it is not."
         norms = updates.norm(dim=1, dtype=torch.float64)
         return (norms <= self.clip).double() - 0.5
-
-    def rows(self, updates, below):
-        "Updates as they are sent, with their count where it is one more entry."
-        if self.parts is None:
-            return updates
-        return in_rows(self.mechanism, updates, below, self.parts)
-
-    def counted(self, total, below):
-        "A sum with the count behind it, where the count is no entry of the rows."
-        return total if self.parts else torch.cat([total, below.sum()[None]])
 
     def read(self, average, total, w, how, rng) -> tuple:
         "The average update, and the clip of the next round."

@@ -21,7 +21,7 @@ from torch import Tensor
 from dpcomm.core.checks import check_reals, shown
 from dpcomm.core.random import drawing
 from dpcomm.mechanisms.contract import Mechanism
-from dpcomm.training.adaptive_clip import AdaptiveClip, Moving
+from dpcomm.training.adaptive_clip import AdaptiveClip, Moving, in_rows
 from dpcomm.training.fused import fast_products, pin_allocator
 from dpcomm.training.local_sgd import (
     batch_plan,
@@ -34,12 +34,7 @@ from dpcomm.training.local_sgd import (
 from dpcomm.training.state import SERVER_STATE, Run, Task
 
 # %% ../../nbs/training/round.ipynb #09ec61c5
-BLOCK = 1000  # visits whose data are asked for together, at least
-
-
 class _Chunk(NamedTuple):
-    "Visits that are trained in one call."
-
     trainer: Any
     visits: slice  # of the round's
     data: Any  # Dataset that the rows index
@@ -58,27 +53,20 @@ def chunk_ends(n: int, size: int, device="cpu") -> list:
 
 
 def _chunks(task, w, cohort, streams):
-    config, draws, n = task.config, may_draw(task.model), len(cohort)
-
-    def ask(start, most):
-        return *task.federation.visit(cohort[start : start + most]), start
-
-    data, parts, base = ask(0, BLOCK)
+    config, draws = task.config, may_draw(task.model)
+    data, _ = task.federation.visit(cohort[:1])
     trainer, size = local_trainer(task.model, w, config.engine, data, task.loss)
-    start = 0
-    for end in chunk_ends(n, size, w.device):
-        if end > base + len(parts):  # the block ends before the chunk does
-            data, parts, base = ask(start, max(BLOCK, size))
-        visits = slice(start, end)
-        mine, rngs = parts[start - base : end - base], streams[visits]
+    ends = chunk_ends(len(cohort), size, w.device)
+    for visits in map(slice, [0, *ends], ends):
+        data, parts = task.federation.visit(cohort[visits])
+        rngs = streams[visits]
         if config.balance:
             labels = data.y.cpu().numpy()
-            both = zip(mine, rngs)
-            mine = [downsample_majority(part, labels, rng) for part, rng in both]
-        rows = batch_plan(mine, config.epochs, config.batch, rngs, config.steps)
+            both = zip(parts, rngs)
+            parts = [downsample_majority(part, labels, rng) for part, rng in both]
+        rows = batch_plan(parts, config.epochs, config.batch, rngs, config.steps)
         seed = int(rngs[0].integers(2**63)) if draws else None
-        yield _Chunk(trainer, visits, data, mine, rows, seed, cohort[visits])
-        start = end
+        yield _Chunk(trainer, visits, data, parts, rows, seed, cohort[visits])
 
 # %% ../../nbs/training/round.ipynb #a6fe91ee
 def _train(chunk, w, lr, mask):
@@ -178,19 +166,22 @@ class Sums:
 
     def __call__(self, updates, visits):
         "The sum, float64, of updates (n, d) of a slice of the visits; its count last."
-        below = None if self.moving is None else self.moving.below(updates)
+        moving, below = self.moving, self.moving and self.moving.below(updates)
         if self.share is not None:
             share = torch.from_numpy(self.share[visits]).to(updates)
             updates = self.mechanism.clip(updates) * share[:, None]
-        if self.moving is None:
+        if moving is None:
             return self._sum(updates, visits)
-        total = self._sum(self.moving.rows(updates, below), visits)
-        return self.moving.counted(total, below)
+        if moving.parts is None:
+            return torch.cat([self._sum(updates, visits), below.sum()[None]])
+        return self._sum(in_rows(self.mechanism, updates, below, moving.parts), visits)
 
     def _sum(self, updates, visits):
         mechanism, streams = self.mechanism, self.streams[visits]
         if mechanism.summed:
             return mechanism.sketch(updates).sum(0, dtype=torch.float64)
+        if not len(updates):
+            return updates.sum(0, dtype=torch.float64)
         if self.memory is None or self.rows is None:
             return mechanism.sum_estimates(mechanism.simulate(updates, streams))
         rows = self.rows[visits]
@@ -198,15 +189,6 @@ class Sums:
             self.memory[rows], updates, streams
         )
         return mechanism.sum_estimates(estimates)
-
-    def of_nobody(self, w):
-        "The sum of an empty cohort."
-        entries = len(w) + (self.moving is not None and self.moving.parts is not None)
-        rows = w.new_zeros(1, entries)
-        total = (self.mechanism.sketch(rows) if self.mechanism.summed else rows)[0]
-        below = w.new_zeros(0, dtype=torch.float64)
-        moving = self.moving
-        return moving.counted(total.double(), below) if moving else total.double()
 
 
 def average(mechanism, total: Tensor, like: Tensor, n: int, cohort: float, rng):
@@ -299,7 +281,8 @@ def one_round(
         ):
             total = part if total is None else total.add_(part)
             losses.append(loss)
-    total = sums.of_nobody(w) if total is None else total
+    else:
+        total = sums(w.new_zeros(0, len(w)), slice(0, 0))
     how = len(cohort), expected, task.stream(t, "server")
     if moving is None:
         mean = average(mechanism, total, w, *how)
@@ -307,10 +290,10 @@ def one_round(
         mean, run.clip = moving.read(average, total, w, how, task.stream(t, "count"))
     run.w.grad = -mean
     optimiser.step()
-    state = SERVER_STATE[config.server] if mechanism.server_is_deterministic else 0
-    model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * (1 + state)
-    bits = mechanism.bits(len(w) + (moving is not None))
     replay = mechanism.server_is_deterministic
+    vectors = 1 + (SERVER_STATE[config.server] if replay else 0)
+    model_bits = mechanism.downlink_bits(len(w)) or 32 * len(w) * vectors
+    bits = mechanism.bits(len(w) + (moving is not None))
     run.ledger.record(t, cohort, bits, model_bits, replay)
     run.round += 1
     losses = torch.cat(losses)

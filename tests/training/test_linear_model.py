@@ -74,27 +74,6 @@ def test_a_sum_of_signs_has_the_exact_law(name, scale):
         assert fit(seen, law(t)) > ALARM / sums.shape[1]
 
 
-def test_one_seed_shares_noise_between_mechanisms_and_noise_seed_does_not():
-    """The difference to quiet training, of a Gaussian and of signs with its variance:
-    nearly one line with common noise, unrelated with a noise seed of one's own.
-    """
-    x, y = toy(200)
-    settings = dict(epochs=1, lr=0.05, batch=200)
-    pair = (
-        mechanism("gaussian", clip_norm=1.0, sigma=8.0, local=True, exact=False),
-        mechanism("imvu", clip_norm=1.0, eps=1.0, beta=0.25),
-    )
-
-    def moved(mech, **own):
-        config = linear_model.Settings(**settings, **own)
-        runs = (linear_model.train(x, y, x, y, mech, config, s) for s in range(20))
-        return np.stack([run.weights.ravel() for run in runs]).ravel()
-
-    common = np.corrcoef(*(moved(mech) for mech in pair))[0, 1]
-    apart = np.corrcoef(moved(pair[0]), moved(pair[1], noise_seed=99))[0, 1]
-    assert common > 0.9 and abs(apart) < 0.4
-
-
 # ---- sums of messages
 
 
