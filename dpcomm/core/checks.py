@@ -219,13 +219,12 @@ def not_installed(package: str, extra: str, instead: str = "") -> NotInstalled:
 
 
 @contextmanager
-def needs(extra: str, instead: str = ""):
+def needs(extra: str):
     """Import packages of an extra; NotInstalled where one is missing.
 
     extra: of dpcomm, which brings them.
-    instead: another way out, as ', or ...'.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise not_installed(error.name, extra, instead) from None
+        raise not_installed(error.name, extra) from None

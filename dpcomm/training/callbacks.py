@@ -52,12 +52,8 @@ class CSV(Callback):
     """
 
     def __init__(self, path):
-        self.path, self.tried = path, False
-
-    def before_round(self, run, task):
-        if not self.tried:  # a path that cannot be written shows before any work
-            try_place(self.path)
-            self.tried = True
+        self.path = path
+        try_place(path)  # where it cannot be written, that shows before any work
 
     def on_evaluate(self, run, task):
         text, named = io.StringIO(newline=""), {}
@@ -72,7 +68,6 @@ class CSV(Callback):
 
 # %% ../../nbs/training/callbacks.ipynb #e58fe08e
 def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
-    "The part of an evaluation that is shown during a run."
     name, first = next((k, v) for k, v in entry.items() if k != "round")
     texts = {name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%"}
     if entry["eps"] is not None:
@@ -143,8 +138,6 @@ def progress_of(progress) -> tuple:  # text is its label
 
 # %% ../../nbs/training/callbacks.ipynb #46587cfb
 class Checkpoint(Callback):
-    "Saves a run between rounds."
-
     def __init__(self, save, every: float):
         self.save, self.every, self.last = save, every, time.monotonic()
         self.whole = self.kept = True  # between rounds; in the file

@@ -23,7 +23,7 @@ from ..mechanisms.signsgd import SignSgd
 from ..privacy.guarantee import Guarantee
 from . import federated
 from .federated import Run, Task
-from .local_sgd import as_function, cause_of_nan
+from .local_sgd import cause_of_nan
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
 def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> tuple:
@@ -31,9 +31,8 @@ def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> 
     parts = unpack(model, w)
 
     def loss_of(params, image, label):
-        return F.cross_entropy(
-            functional_call(model, params, (image[None],)), label[None]
-        )
+        scores = functional_call(model, params, (image[None],))
+        return F.cross_entropy(scores, label[None])
 
     grads, losses = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(parts, x, y)
     return torch.cat([g.flatten(1) for g in grads.values()], 1), losses
@@ -42,9 +41,7 @@ def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> 
 CHUNK = 64  # images whose gradients exist at one time
 
 
-def clipped_sum(
-    model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor, clip: float
-) -> tuple:
+def clipped_sum(model, w: Tensor, x: Tensor, y: Tensor, clip: float) -> tuple:
     "Clip every image's gradient to norm C and add them up. [Abadi et al. 2016, Alg. 1]"
     total, loss = torch.zeros_like(w), 0.0
     if not len(y):
@@ -142,9 +139,7 @@ def guarantee(mechanism, most: int, delta: float = 1e-5) -> Guarantee:
     return proved.noting(whose, "" if isinstance(mechanism, Gaussian) else coins)
 
 # %% ../../nbs/training/example_level.ipynb #0ce6fc19
-def one_round(
-    run: Run, optimiser: torch.optim.Optimizer, task: Task, pool=None
-) -> float:
+def one_round(run: Run, optimiser, task: Task, pool=None) -> float:
     "Advance a run by one round of one full-batch step a client. [imvu Sec. 4.2]"
     t, w = run.round, run.w.detach()
     mechanism, images = task.mechanism, task.federation.data
@@ -169,15 +164,6 @@ def one_round(
     run.round += 1
     return float(np.average(losses, weights=sizes)) if sum(sizes) else 0.0
 
-# %% ../../nbs/training/example_level.ipynb #c1bab823
-@torch.no_grad()
-def score(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> dict:
-    "Accuracy and loss of a weight vector. [imvu Sec. 4.2]"
-    call, params = as_function(model, w, training=False), unpack(model, w)
-    scores = torch.cat([call(params, images) for images in x.split(CHUNK)])
-    accuracy = 100 * float((scores.argmax(1) == y).double().mean())
-    return {"accuracy": accuracy, "loss": float(F.cross_entropy(scores, y))}
-
 # %% ../../nbs/training/example_level.ipynb #79b47e41
 def simulate(task: Task, **options) -> Run:
     """Federated training with sample-level local privacy. [imvu Sec. 4.2]
@@ -188,6 +174,4 @@ def simulate(task: Task, **options) -> Run:
     Returns: finished, or stopped by max_seconds.
     """
     check_mechanism(task.mechanism)
-    return federated.simulate(
-        task, advance=one_round, metrics=score, unit="example", **options
-    )
+    return federated.simulate(task, advance=one_round, unit="example", **options)

@@ -13,7 +13,7 @@ from math import sqrt
 
 import numpy as np
 import torch
-from scipy.special import ndtr
+from scipy.special import log_softmax, ndtr
 from scipy.stats import binom
 
 from ..core.random import seed_tree
@@ -97,7 +97,6 @@ def forced_signs(mean_sign, a, f, rng: np.random.Generator) -> tuple:
 # %% ../../nbs/training/linear_model.ipynb #09bd8c3a
 @lru_cache(maxsize=4)
 def lower_half(n: int) -> np.ndarray:  # Pr(Bin(m, 1/2) <= k) at [m, k]
-    "The lower halves of the laws of up to n coins."
     return binom.cdf(np.arange(n // 2 + 1), np.arange(n + 1)[:, None], 0.5)
 
 
@@ -152,15 +151,12 @@ def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.nd
 # %% ../../nbs/training/linear_model.ipynb #19245ada
 @dataclass
 class Fit:
-    "Result of a training."
-
     weights: np.ndarray  # (classes, p) float32
     history: list = field(default_factory=list)  # dicts: epoch, accuracy in %, loss
     seconds: float = 0.0  # wall time
 
 # %% ../../nbs/training/linear_model.ipynb #19245adc
 def with_one(x) -> np.ndarray:  # (n, p) float32
-    "Features of a batch with the constant 1 behind them."
     return np.pad(np.float32(x), ((0, 0), (0, 1)), constant_values=1)
 
 # %% ../../nbs/training/linear_model.ipynb #19245ade
@@ -177,22 +173,14 @@ def evaluate(weights, x, y, batch: int = 2000) -> dict:
     for at in range(0, len(y), batch):
         logits = (with_one(x[at : at + batch]) @ weights.T).astype(np.float64)
         truth = y[at : at + batch]
-        top = logits.max(1)
         right += int((logits.argmax(1) == truth).sum())
-        log_sum = top + np.log(np.exp(logits - top[:, None]).sum(1))
-        loss += float((log_sum - logits[np.arange(len(truth)), truth]).sum())
+        logs = log_softmax(logits, axis=1)
+        loss -= float(logs[np.arange(len(truth)), truth].sum())
     return {"accuracy": 100 * right / len(y), "loss": loss / len(y)}
 
 # %% ../../nbs/training/linear_model.ipynb #80d555a1
 def train(
-    x,
-    y,
-    x_test,
-    y_test,
-    mechanism,
-    config: Settings,
-    seed: int = 0,
-    test_after: tuple = (),
+    x, y, x_test, y_test, mechanism, config: Settings, seed: int = 0, test_after=()
 ) -> Fit:
     """Private SGD of a linear model from zero weights. [imvu sec. 4.1]
 
@@ -214,9 +202,7 @@ def train(
     s = seed if config.noise_seed is None else config.noise_seed
     for epoch in range(1, config.epochs + 1):
         order = seed_tree(seed, "epoch", epoch, "order").permutation(len(y))
-        noises, points = (
-            seed_tree(s, "epoch", epoch, name) for name in ("noise", "points")
-        )
+        noises, points = (seed_tree(s, "epoch", epoch, k) for k in ("noise", "points"))
         for at in range(0, len(y), config.batch):
             rows = np.sort(order[at : at + config.batch])
             f = with_one(x[rows])

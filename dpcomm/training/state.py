@@ -350,10 +350,8 @@ class Run:
         return "\n".join((*lines, *self.notes))
 
 # %% ../../nbs/training/state.ipynb #f29415fb
-PLAIN = "round", "finished", "history", "seconds", "cpu_seconds", "memory"
-YOUNG = ("computation",)  # in the fingerprint of newer checkpoints alone
+KEPT = "round finished history seconds cpu_seconds memory dropped clip".split()
 UNREADABLE = RuntimeError, EOFError, LookupError, TypeError, pickle.PickleError
-MARKS = "share", "adaptive"  # in the fingerprint of runs that have them
 
 
 def save_checkpoint(path, run: Run, optimiser, fingerprint: dict):
@@ -361,12 +359,8 @@ def save_checkpoint(path, run: Run, optimiser, fingerprint: dict):
     content = io.BytesIO()
     kept = dict(w=run.w.detach(), ledger=asdict(run.ledger), fingerprint=fingerprint)
     kept |= dict(optimiser=optimiser.state_dict())
-    kept |= {name: getattr(run, name) for name in PLAIN}
-    kept |= {"dropped": run.dropped} if run.dropped else {}
-    kept |= {} if run.clip is None else {"clip": run.clip}
-    torch.save(kept, content)
-    atomic_write(path, add_checksum(content.getvalue()))
-    os.chmod(path, 0o600)
+    torch.save(kept | {name: getattr(run, name) for name in KEPT}, content)
+    atomic_write(path, add_checksum(content.getvalue()), mode=0o600)
 
 
 def load_checkpoint(path, fingerprint: dict) -> dict:
@@ -380,8 +374,7 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
             f"{Path(path).name} is not a checkpoint of this version"
             f" ({type(error).__name__}): delete it, or run without resume"
         ) from error
-    here = [k for k in fingerprint if k in stored or k not in YOUNG]
-    for name in (*here, *(k for k in MARKS if k in stored)):
+    for name in fingerprint | stored:
         was, now = (side.get(name) for side in (stored, fingerprint))
         if was != now:
             raise ValueError(
@@ -424,18 +417,10 @@ def fingerprint(task, w, device, unit, content):
     }
 
 
-def start_run(
-    task: Task,
-    device="cpu",
-    checkpoint=None,
-    resume: bool = False,
-    unit: str = "client",
-    more: dict | None = None,
-    last: int | None = None,
-) -> tuple:
+def start_run(task, device, checkpoint, resume, unit, more: dict, last: int) -> tuple:
     "A new run, or the one in the checkpoint; its optimiser; its fingerprint."
     w, config = pack(check_model(task.model)).cpu(), task.config
-    print_of_run = fingerprint(task, w, device, unit, checkpoint) | (more or {})
+    print_of_run = fingerprint(task, w, device, unit, checkpoint) | more
     memory = task.mechanism.client_memory(task.n_clients, len(w))
     if memory is not None and config.sampling == "replacement":
         raise ValueError(
@@ -458,13 +443,11 @@ def start_run(
         )
     run.w.copy_(state["w"])
     optimiser.load_state_dict(state["optimiser"])
-    for name in PLAIN:
+    for name in state.keys() & KEPT:  # older ones have fewer
         setattr(run, name, state[name])
-    run.finished = done == rounds
+    run.finished, run.ledger = done == rounds, Ledger(**state["ledger"])
     run.memory = None if memory is None else run.memory.to(device)
-    run.ledger, run.clip = Ledger(**state["ledger"]), state.get("clip")
-    run.dropped = [*map(tuple, state.get("dropped", ()))]
-    early = done < (last or rounds) and done % config.eval_every
+    early = done < last and done % config.eval_every
     if early and run.history and run.history[-1]["round"] == done:
         run.history.pop()  # a straight run has no evaluation here
     return run, optimiser, print_of_run
