@@ -184,9 +184,8 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
     deployment is refused. `counts`: entries of a message besides the update's.
     """
     s, decided, d = deployment, said_by(deployment), len(pack(check_model(task.model)))
-    given, usual = task.config, Config()
-    here = {name: getattr(given, name) for name in decided}
-    here = {k: None if v == getattr(usual, k) else v for k, v in here.items()}
+    given = {name: getattr(task.config, name) for name in decided}
+    here = {k: v for k, v in given.items() if v != getattr(Config, k)}
     here |= dict(n_clients=task.n_clients, d=d, unit=unit, visits=task.visits)
     there = decided | dict(n_clients=s.n_clients, d=s.d, unit=s.unit, visits=s.visits)
     for name, value in here.items():
@@ -198,7 +197,7 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
             )
     visits = s.messages if s.sampling == "replacement" else s.visits
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
-    task = replace(task, config=replace(given, **decided), visits=visits)
+    task = replace(task, config=replace(task.config, **decided), visits=visits)
     if s.visits is not None:
         task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled
 

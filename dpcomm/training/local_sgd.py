@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.parameter import is_lazy
 from torch.testing import assert_close
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpcomm.core.checks import check_kind, shown
 from dpcomm.core.random import drawing
@@ -189,15 +189,13 @@ def predict(model: nn.Module, w: Tensor, x: Tensor):
     call = as_function(model, w, training=False)
     params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
     with drawing(0 if may_draw(model) else None, w.device):
-        laid_out = [tree_map(_laid_out, part) for part in x.split(500)]
-        outputs = [tree_flatten(call(params, part)) for part in laid_out]
-        leaves, structure = outputs[0]
+        outputs = [call(params, tree_map(_laid_out, part)) for part in x.split(500)]
         if len(outputs) == 1:
-            return tree_unflatten(leaves, structure)
+            return outputs[0]
+        leaves = tree_leaves(outputs[0])
         if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
             return call(params, tree_map(_laid_out, x))
-    together = [torch.cat(parts) for parts in zip(*(leaves for leaves, _ in outputs))]
-    return tree_unflatten(together, structure)
+    return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
 # %% ../../nbs/training/local_sgd.ipynb #97ca019c
 def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:

@@ -72,15 +72,14 @@ def _chunks(task, w, cohort, streams):
 def _train(chunk, w, lr, mask):
     rows = chunk.rows
     there = (rows >= 0).any((1, 2))
-    updates, bad = w.new_zeros(len(rows), len(w)), []
-    if not there.any():
-        return updates, w.new_zeros(0), bad
+    updates, who = w.new_zeros(len(rows), len(w)), np.flatnonzero(there)
+    if not len(who):
+        return updates, w.new_zeros(0), []
     plan = torch.from_numpy(rows[there]).to(w.device)
     try:
         with drawing(chunk.seed, w.device):
-            trained, losses = chunk.trainer(
-                w, chunk.data.x, chunk.data.y, plan, lr, mask
-            )
+            x, y = chunk.data.x, chunk.data.y
+            trained, losses = chunk.trainer(w, x, y, plan, lr, mask)
     except (IndexError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "out of bounds" not in str(error):
             raise
@@ -88,14 +87,9 @@ def _train(chunk, w, lr, mask):
             f"an input or target of client {', '.join(map(str, chunk.who))} is outside"
             f" the model's range ({told(error)}): correct it or drop the client"
         ) from error
-    good = torch.isfinite(trained).all(1) & torch.isfinite(losses)
-    if not good.all():
-        bad = np.flatnonzero(there)[~good.cpu().numpy()].tolist()
-        trained, losses = torch.where(good[:, None], trained, 0), losses[good]
-    if there.all():
-        return trained, losses, bad
-    updates[torch.from_numpy(there).to(w.device)] = trained
-    return updates, losses, bad
+    good = (torch.isfinite(trained).all(1) & torch.isfinite(losses)).cpu().numpy()
+    updates[who[good]] = trained[good]
+    return updates, losses[good], who[~good].tolist()
 
 # %% ../../nbs/training/round.ipynb #c401ebe2
 def train_cohort(

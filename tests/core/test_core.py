@@ -156,29 +156,7 @@ def test_gumbel_argmax_draws_from_the_softmax(cuts):
     assert fit(counts, special.softmax(logits)) > ALARM
 
 
-def test_gumbel_argmax_does_not_depend_on_blocks_or_on_a_constant():
-    logits = random.seed_tree(0).standard_normal(50)
-    for i in range(30):
-        picks = {
-            random.gumbel_argmax(np.split(x, cuts), random.seed_tree(i))[0]
-            for x in (logits, logits + 64.0)
-            for cuts in ([], [1, 20], [49])
-        }
-        assert len(picks) == 1
-
-
 # ---- flat vectors
-
-
-@drawn
-@given(some.lists(some.lists(some.integers(0, 4), max_size=4), min_size=1, max_size=5))
-def test_flatten_and_unflatten_are_inverse(shapes):
-    rng = random.seed_tree(0)
-    arrays = [np.asarray(rng.standard_normal(shape)) for shape in shapes]
-    tensors = [torch.from_numpy(array) for array in arrays]
-    vector = vectors.flatten(tensors)
-    back = vectors.unflatten(vector, shapes)
-    assert all(torch.equal(a, b) for a, b in zip(tensors, back, strict=True))
 
 
 def test_unflatten_makes_views_and_flatten_reads_in_logical_order():

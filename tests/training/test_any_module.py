@@ -5,7 +5,6 @@ any module, and what may not happen to them.
 import copy
 import math
 import random
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -70,8 +69,8 @@ class Adapted(nn.Module):
         return self.base(x) + x @ self.a @ self.b
 
 
-def mlp(out=3, between=()):
-    return nn.Sequential(nn.Linear(20, 8), nn.ReLU(), *between, nn.Linear(8, out))
+def mlp(width=20, out=3, between=()):
+    return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), *between, nn.Linear(8, out))
 
 
 def flat(first, curve, width):
@@ -109,14 +108,22 @@ def build(name):
         return MODELS[name][0]()
 
 
-def people(name, sizes=(5, 3, 8, 1)):
+TARGETS = {
+    "classes": lambda rng, n: rng.integers(3, size=n),
+    "column": lambda rng, n: rng.integers(3, size=(n, 1)),
+    "number": lambda rng, n: rng.normal(size=n),
+    "numbers": lambda rng, n: rng.normal(size=(n, 2)),
+}
+
+
+def people(name="mlp", sizes=(5, 3, 8, 1), targets=None):
     shape, rng = MODELS[name][1], seed_tree(0, "people", name)
+    made = TARGETS[targets or ("numbers" if name in LOSSES else "classes")]
 
     def pair(n):
         tokens = shape is None
         x = rng.integers(11, size=(n, 12)) if tokens else rng.normal(size=(n, *shape))
-        y = rng.normal(size=(n, 2)) if name in LOSSES else rng.integers(3, size=n)
-        return x, y
+        return x, made(rng, n)
 
     return Federation.of([pair(n) for n in sizes], test=pair(30))
 
@@ -405,7 +412,7 @@ def test_clients_bring_their_own_data():
 
     loader = torch.utils.data.DataLoader(Counted(), batch_size=2)
     swapped = np.eye(3).astype(">f8"), np.arange(3).astype(">i4")
-    pd, D = pytest.importorskip("pandas"), torch.utils.data
+    pd = pytest.importorskip("pandas")
     x, y = torch.eye(3), torch.arange(3)
     examples = [Counted(), loader, [*zip(np.eye(3), (0, 1, 2))], swapped]
     examples += [(pd.DataFrame(x.numpy()), pd.Series(y.numpy())), (list(x), list(y))]
@@ -440,50 +447,50 @@ class Jittered(torch.utils.data.Dataset):
         return torch.tensor([i + self.draw()]), i
 
 
+D, X = torch.utils.data, torch.rand(4, 3)
+ROWS = D.TensorDataset(torch.rand(20, 1), torch.arange(20))
 DRAWN = {"torch": lambda: float(torch.rand(()))}
 DRAWN |= {"numpy": np.random.random, "python": random.random}
+CHANGE = {name: Jittered(draw) for name, draw in DRAWN.items()}
+CHANGE |= {f"{name}, loaded": D.DataLoader(held, 3) for name, held in CHANGE.items()}
 
 
-@tabled("draw", DRAWN)
-def test_examples_that_change_from_pass_to_pass_are_said_and_read_alike(draw):
+def mixing(draw):
+    "A loader whose collate function adds examples to one another."
+
     def mixed(examples):
-        x, y = torch.utils.data.default_collate(examples)
-        return x + DRAWN[draw]() * x.flip(0), y
+        x, y = D.default_collate(examples)
+        return x + draw() * x.flip(0), y
 
-    rows, load = [(torch.ones(1), i) for i in range(10)], torch.utils.data.DataLoader
-    held = Jittered(DRAWN[draw]), load(Jittered(DRAWN[draw]), 3)
-    for held in (*held, load(rows, 3, collate_fn=mixed)):
-        with pytest.warns(UserWarning, match="differ from pass to pass"):
-            twice = [Federation.of([held], test=([[0.0]], [0])) for _ in range(2)]
-        assert torch.equal(*(one.data.x for one in twice))
+    return D.DataLoader(ROWS, 4, collate_fn=mixed)
 
 
-@tabled("kind", ["half", "with a gradient", "sparse", "nan"])
-def test_fixed_examples_of_every_kind_are_read_without_a_word(kind):
-    x = torch.rand(4, 3)
-    kinds = {"half": x.bfloat16(), "with a gradient": x.clone().requires_grad_()}
-    kinds |= {"sparse": [row.to_sparse() for row in x], "nan": x * math.nan}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Federation.of([[*zip(kinds[kind], range(4))]], test=(x, torch.arange(4)))
+CHANGE |= {f"{name}, mixed": mixing(draw) for name, draw in DRAWN.items()}
+SAMPLER = D.WeightedRandomSampler(torch.ones(20), 20)
+CHANGE |= {"sampler": D.DataLoader(ROWS, 4, sampler=SAMPLER)}
+KINDS = dict(half=X.bfloat16(), gradient=X.clone().requires_grad_(), nan=X * math.nan)
+KINDS |= dict(sparse=[row.to_sparse() for row in X])
+STAY = {name: [*zip(rows, range(4))] for name, rows in KINDS.items()}
+STAY |= dict(shuffled=D.DataLoader(ROWS, 4, shuffle=True), rows=ROWS)
 
 
-def test_a_sampler_that_draws_is_said_and_a_shuffle_is_not():
-    D = torch.utils.data
-    rows = D.TensorDataset(torch.rand(20, 1), torch.arange(20))
-    mine = [[1.0]], [0]
+@tabled("name", CHANGE)
+def test_examples_that_change_from_pass_to_pass_are_said_and_read_alike(name):
     with pytest.warns(UserWarning, match="differ from pass to pass"):
-        drawn = D.WeightedRandomSampler(torch.ones(20), 20)
-        Federation.of([D.DataLoader(rows, 4, sampler=drawn)], test=mine)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Federation.of([D.DataLoader(rows, 4, shuffle=True), rows], test=mine)
+        twice = [Federation.of([CHANGE[name]], ([[0.0]], [0])) for _ in range(2)]
+    assert torch.equal(*(one.data.x for one in twice))
+
+
+@tabled("name", STAY)
+@pytest.mark.filterwarnings("error")
+def test_fixed_examples_of_every_kind_are_read_without_a_word(name):
+    Federation.of([STAY[name]], test=STAY[name])
 
 
 def test_a_loader_s_rows_are_those_it_yields():
     "A sampler, a batch sampler and a collate function are what they are in a loop."
     x, y = torch.arange(20.0)[:, None], torch.arange(20)
-    rows, D = torch.utils.data.TensorDataset(x, y), torch.utils.data
+    rows = D.TensorDataset(x, y)
     mine = [3, 1, 8, 19, 4]
 
     def halved(pairs):
@@ -529,7 +536,7 @@ def test_several_inputs_reach_the_model_as_in_a_loop_of_ones_own():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Masked()
-    rng, D = seed_tree(0, "masked"), torch.utils.data
+    rng = seed_tree(0, "masked")
     ids, mask = rng.integers(11, size=(24, 5)), rng.random((24, 5)) < 0.8
     ids, mask = torch.from_numpy(ids), torch.from_numpy(mask).to(torch.int8)
     mask[:, 0], y = 1, ids[:, 0] % 3

@@ -282,18 +282,14 @@ def test_the_engine_follows_model_and_device():
 # ---- sampling
 
 
-def cohorts(sampling: str, n=12, cohort=5, rounds=2000) -> list:
-    streams = (seed_tree(0, sampling, t) for t in range(rounds))
-    return [sample_cohort(n, cohort, sampling, rng) for rng in streams]
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_every_client_is_sampled_at_the_stated_rate(sampling):
     """Exact binomial bounds on each of 12 clients and on each of 66 pairs; false-alarm
     rate 1e-6.
     """
-    drawn_cohorts = cohorts(sampling)
-    taken = np.array([np.isin(np.arange(12), c) for c in drawn_cohorts])
+    streams = (seed_tree(0, sampling, t) for t in range(2000))
+    cohorts = [sample_cohort(12, 5, sampling, rng) for rng in streams]
+    taken = np.array([np.isin(np.arange(12), c) for c in cohorts])
     together = 5 / 12 * (5 / 12 if sampling == "poisson" else 4 / 11)
     low, high = count_bounds(2000, 5 / 12, 78)
     assert (low <= taken.sum(0)).all() and (taken.sum(0) <= high).all()

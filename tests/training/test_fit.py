@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import test_any_module
 import torch
 from tables import tabled
+from test_any_module import mlp
 from torch import nn
 from torch.nn import functional as F
 
-from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack, unpack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import mechanism
@@ -24,32 +25,13 @@ from dpcomm.training.local_sgd import check_fit
 SENT = mechanism("gaussian", clip_norm=1.0, sigma=0.1, exact=False)
 
 
-def mlp(width=20, out=3):
-    return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, out))
-
-
 def reader(tokens=11):
     return nn.Sequential(nn.Embedding(tokens, 4), nn.Flatten(), nn.Linear(48, 3))
 
 
-def people(inputs="floats", targets="classes"):
+def people(name="mlp", **more):
     "Four clients, one of them without an example."
-    rng = seed_tree(0, "fit", inputs, targets)
-
-    def pair(n):
-        x = {
-            "floats": lambda: rng.normal(size=(n, 20)),
-            "tokens": lambda: rng.integers(11, size=(n, 12)),
-        }[inputs]()
-        y = {
-            "classes": lambda: np.arange(n) % 3,
-            "column": lambda: np.arange(n)[:, None] % 3,
-            "number": lambda: rng.normal(size=n),
-            "numbers": lambda: rng.normal(size=(n, 2)),
-        }[targets]()
-        return x, y
-
-    return Federation.of([pair(n) for n in (0, 5, 3, 6)], test=pair(7))
+    return test_any_module.people(name, (0, 5, 3, 6), **more)
 
 
 def task(model, held=None, engine="loop", loss=local_sgd.cross_entropy, **settings):
@@ -112,10 +94,6 @@ def hooked():
     return model
 
 
-def normed(layer):
-    return nn.Sequential(nn.Linear(20, 8), layer, nn.Linear(8, 3))
-
-
 def growing(out, y, seen=[]):
     seen.append(y)
     return F.cross_entropy(out, y) * len(seen)
@@ -133,7 +111,7 @@ def cut(out, y):
     return F.mse_loss(out.detach(), y)
 
 
-TOKENS, NUMBERS = dict(inputs="tokens"), dict(targets="numbers")
+TOKENS, NUMBERS = dict(name="lstm"), dict(targets="numbers")
 EACH = nn.MSELoss(reduction="none")
 MISFITS = {
     "features": (mlp(7), {}, {}, r"client 1, of inputs \(2, 20\) float32"),
@@ -147,7 +125,7 @@ MISFITS = {
         r"targets \(2,\) float32",
     ),
     "a column of classes": (mlp(), dict(targets="column"), {}, "one class per example"),
-    "a label too many": (mlp(out=2), {}, {}, "client 1 holds a label 2; .*0 to 1"),
+    "a label too many": (mlp(out=2), {}, {}, "client . holds a label 2; .*0 to 1"),
     "a broadcast": (
         mlp(out=1),
         dict(targets="number"),
@@ -176,10 +154,10 @@ BATCH, INSTANCE = nn.BatchNorm1d, nn.InstanceNorm1d
 MISFITS |= {
     says: (model, {}, {}, f"{says}.*: use .*GroupNorm")
     for says, model in {
-        "BatchNorm1d": normed(BATCH(8)),
+        "BatchNorm1d": mlp(between=[BATCH(8)]),
         "BatchNorm2d": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
-        "BatchNorm1d mixes the examples": normed(BATCH(8, **OFF)),
-        "InstanceNorm1d": normed(INSTANCE(8, **ON)),
+        "BatchNorm1d mixes the examples": mlp(between=[BATCH(8, **OFF)]),
+        "InstanceNorm1d": mlp(between=[INSTANCE(8, **ON)]),
         "calls": Counter(),
         "_u": nn.utils.parametrizations.spectral_norm(nn.Linear(20, 3)),
     }.items()
@@ -324,7 +302,7 @@ OF_BATCHES = {
 
 def test_what_vmap_does_not_know_is_an_obstacle_and_no_traceback():
     "Sparse gradients, which the loop takes."
-    held = people("tokens")
+    held = people("lstm")
     net = nn.Sequential(nn.Embedding(11, 4, sparse=True), *list(reader())[1:])
     assert simulate(task(net, held), progress=False).finished
     with pytest.raises(ValueError, match="does not work with vmap .*'loop'$"):
@@ -350,7 +328,7 @@ def test_vmap_is_for_losses_that_are_means_of_examples(name):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_bad_token_of_a_later_client_is_that_clients(engine):
-    held = people("tokens")
+    held = people("lstm")
     held.data.x[-1, 3] = 11
     with pytest.raises(ValueError, match="client .*3 is outside the model's range"):
         simulate(task(reader(), held, engine), progress=False)
