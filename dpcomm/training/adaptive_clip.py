@@ -19,11 +19,6 @@ from ..mechanisms.noisy_sums import Central, OnRing
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000007
 MARGIN = 1 + 1e-9  # for the grids of discrete noise
 
-
-def in_one_sum(mechanism) -> bool:
-    "Whether the count is one more entry of the vectors. [page adaptive_clip, Prop. entry]"
-    return isinstance(mechanism, OnRing)
-
 # %% ../../nbs/training/adaptive_clip.ipynb #ac000008
 @dataclass(frozen=True)
 class AdaptiveClip:
@@ -58,7 +53,7 @@ class AdaptiveClip:
     def split(self, mechanism, cohort: float, clip: float = None):
         "The mechanism at this round's clip, with the noise that is left for updates."
         central = isinstance(mechanism, Central) and mechanism.trust == "central"
-        if not central and not in_one_sum(mechanism):
+        if not central and not isinstance(mechanism, OnRing):
             name = getattr(mechanism, "name", shown(mechanism))
             raise ValueError(
                 f"mechanism is {name}; an adaptive clip needs a noisy count, which only"
@@ -67,7 +62,7 @@ class AdaptiveClip:
             )
         z, std = mechanism.sigma, self.noise(mechanism.sigma, cohort)
         clip = mechanism.clip_norm if clip is None else clip
-        if in_one_sum(mechanism):
+        if isinstance(mechanism, OnRing):
             return replace(mechanism, clip_norm=clip)
         left = z / math.sqrt(1 - (z / (2 * std)) ** 2) * MARGIN
         return replace(mechanism, clip_norm=clip, sigma=left)
@@ -103,7 +98,7 @@ class Moving:
         self.how, self.cohort, self.sigma = how, cohort, mechanism.sigma
         self.clip = mechanism.clip_norm if clip is None else clip
         self.mechanism = how.split(mechanism, cohort, self.clip)
-        inside = in_one_sum(self.mechanism)
+        inside = isinstance(mechanism, OnRing)  # one more entry, by Prop. entry
         self.parts = how.parts(self.sigma, cohort) if inside else None
 
     def below(self, updates):

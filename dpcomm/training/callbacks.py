@@ -77,8 +77,6 @@ def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
 
 
 NUMBERS = 57  # columns of a bar that are not its label's
-
-
 BAR = "{desc}: {percentage:.0f}%|{bar}| {n:g}/{total_fmt} {remaining}{postfix}"
 LINE = "{desc}: {n:g}/{total_fmt} rounds, {remaining} left{postfix}"
 

@@ -40,8 +40,9 @@ from dpcomm.core.vectors import check_rows, pack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.deployments import Deployment
+from dpcomm.mechanisms.noisy_sums import OnRing
 from dpcomm.privacy.guarantee import PREMISES, TRUSTS, Guarantee
-from dpcomm.training.adaptive_clip import AdaptiveClip, in_one_sum
+from dpcomm.training.adaptive_clip import AdaptiveClip
 from dpcomm.training.callbacks import Callback, Checkpoint, progress_of
 from dpcomm.training.local_sgd import (
     Misfit,
@@ -282,9 +283,6 @@ def _last_round(promised, rounds, most):
     return last
 
 
-NO_PRIVACY = "no privacy: mechanism {} gives no guarantee (epsilon is infinite)"
-
-
 @dataclass(frozen=True)
 class Plain(Mechanism):
     "Sends the update as it is, 32 bits a weight."
@@ -493,7 +491,7 @@ def simulate(
         raise ValueError("resume is True, and there is no checkpoint: pass one")
     whom = check_choice("unit", unit or "client", ("client", "example"))
     if deployment is not None:
-        counts = int(adaptive is not None and in_one_sum(task.mechanism))
+        counts = int(adaptive is not None and isinstance(task.mechanism, OnRing))
         task, guarantee, whom = deployed(task, deployment, guarantee, unit, counts)
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
@@ -511,7 +509,8 @@ def simulate(
         )
     notes = [_fewer_steps(task)]
     if (eps or deployment) and not getattr(task.mechanism, "relations", True):
-        notes, guarantee = [NO_PRIVACY.format(task.mechanism.name), *notes], None
+        why = f"mechanism {task.mechanism.name} gives no guarantee (epsilon is infinite)"
+        notes, guarantee = [f"no privacy: {why}", *notes], None
     print(*filter(None, notes), sep="\n", end="\n" * any(notes))
     if guarantee:
         promise = promised(task.config.rounds)

@@ -115,6 +115,7 @@ def _place(cohort):
     return copies
 
 
+@lru_cache(maxsize=4)
 class _Turns:
     "Cohorts in which nobody takes part more often than `visits`, drawn in order."
 
@@ -141,9 +142,6 @@ class _Turns:
                 f" is {self.cohort}: raise visits, lower rounds to {t}, or use sampling='poisson'"
             )
         return there[sample_cohort(len(there), self.cohort, "fixed", rng)]
-
-
-_turns = lru_cache(maxsize=4)(_Turns)
 
 
 class Streams(Sequence):
@@ -213,7 +211,7 @@ class Task:
         c = self.config
         if self.visits is not None:
             who = self.n_clients, c.cohort, c.sampling, self.visits
-            return _turns(self.seed, *who).at(t)
+            return _Turns(self.seed, *who).at(t)
         rng = self.stream(t, "sample")
         return sample_cohort(self.n_clients, c.cohort, c.sampling, rng)
 

@@ -5,6 +5,7 @@ a folder that is none.
 import errno
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_the_command_starts_on_a_system_without_fcntl_and_resource():
     filelock = "import filelock\n"
     done = python("-c", filelock + WITHOUT)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_damage_is_refused_with_one_sentence(tmp_path):
+    whole, rng = files.add_checksum(CONTENT), random.Random(0)
+    damaged = [whole[:n] for n in range(len(whole))]
+    damaged += [whole + b"\0", b"PK" + whole, files.add_checksum(b"x")[:-1]]
+    damaged += [whole.replace(b"version 1", b"version 2", 1)]
+    for at in rng.sample(range(8 * len(whole)), 1500):
+        i, bit = divmod(at, 8)
+        damaged.append(whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :])
+    says = r"^run.pt is damaged \([^()]+\): delete it, or run without resume$"
+    path = tmp_path / "run.pt"
+    for data in damaged:
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=says):
+            files.read_sealed(path)
 
 
 def _write(folder, i):

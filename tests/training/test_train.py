@@ -20,7 +20,7 @@ RULES = dict(n_clients=6, cohort=3, rounds=4, delta=1e-2, sampling="fixed")
 
 
 def parts():
-    "A module, clients, test data and a calibrated mechanism with its deployment."
+    "A module, clients, a calibrated mechanism with its deployment, and test data."
     rng = seed_tree(0, "people")
     people = [(rng.normal(size=(5, 4)), rng.integers(3, size=5)) for _ in range(6)]
     test = rng.normal(size=(7, 4)), rng.integers(3, size=7)
@@ -29,11 +29,18 @@ def parts():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3))
-    return model, people, test, mechanism, deployment
+    return model, people, mechanism, deployment, test
+
+
+NAMES = "model", "clients", "mechanism", "deployment", "test"
+
+
+def train(**more):
+    return dpcomm.train(**dict(zip(NAMES, parts()), progress=False) | more)
 
 
 def test_it_is_the_run_that_simulate_makes():
-    model, people, test, mechanism, deployment = parts()
+    model, people, mechanism, deployment, test = parts()
     how, quiet = dict(lr=0.2, server="sgd", server_lr=1.0), dict(progress=False)
     parts_of, more = (mechanism, deployment), how | quiet | dict(seed=3)
     run = dpcomm.train(model, people, *parts_of, test=test, **more)
@@ -66,10 +73,8 @@ def test_it_is_the_run_that_simulate_makes():
     ],
 )
 def test_what_does_not_go_is_a_sentence(change, kind, says):
-    model, people, test, mechanism, deployment = parts()
-    given = dict(model=model, clients=people, mechanism=mechanism, test=test)
     with pytest.raises(kind, match=says):
-        dpcomm.train(**given | dict(deployment=deployment, progress=False) | change)
+        train(**change)
 
 
 TYPOS = {  # what was typed -> what was meant
@@ -87,7 +92,7 @@ def test_a_name_that_is_not_close_is_not_guessed():
     names = [f.name for f in fields(dpcomm.Config)] + [*OTHERS.split(), "test"]
     assert {name: nearest(name, names) for name in TYPOS} == TYPOS
     assert {nearest(name, names) for name in FAR} == {""}
-    doors = dpcomm.Config, dpcomm.Deployment, type(parts()[3])
+    doors = dpcomm.Config, dpcomm.Deployment, type(parts()[2])
     for door, name in zip(doors, ("batch_size", "num_clients", "max_grad_norm")):
         with pytest.raises(ValueError, match=f"a field of .*'{name}'.*did you mean"):
             door(**{name: 1})
@@ -98,11 +103,9 @@ def test_a_name_that_is_not_close_is_not_guessed():
 @tabled("engine", ["loop", "vmap", "fused", "graphed"])
 def test_without_privacy_the_same_call_is_federated_averaging(engine, capsys):
     "Every weight as by an update that is neither clipped nor noised, and it is said."
-    model, people, test, mechanism, deployment = parts()
-    how = dict(test=test, lr=0.5, server="sgd", server_lr=1.0, progress=False)
-    place = replace(deployment, cohort=6, rounds=1)
-    how |= dict(eps=math.inf, engine=engine)
-    run = dpcomm.train(model, people, mechanism, place, **how)
+    model, people, _, deployment, _ = parts()
+    how = dict(lr=0.5, server="sgd", server_lr=1.0, eps=math.inf, engine=engine)
+    run = train(deployment=replace(deployment, cohort=6, rounds=1), **how)
     assert "no privacy: mechanism none gives no guarantee" in capsys.readouterr().out
     *lines, last = str(run).splitlines()
     assert len(lines) == 3 and last.startswith("no privacy:") and engine in lines[0]
@@ -118,27 +121,20 @@ def test_without_privacy_the_same_call_is_federated_averaging(engine, capsys):
 
 
 def test_a_mechanism_that_guarantees_nothing_trains_in_a_deployment_too(capsys):
-    model, people, test, _, deployment = parts()
-    coarse = dpcomm.mechanism("vqsgd", eps=math.inf, clip_norm=1.0)
-    dpcomm.train(model, people, coarse, deployment, test=test, progress=False)
+    train(mechanism=dpcomm.mechanism("vqsgd", eps=math.inf, clip_norm=1.0))
     assert "no privacy: mechanism vqsgd" in capsys.readouterr().out
 
 
 def test_what_no_guarantee_covers_is_left_out_unless_asked_for():
-    model, people, test, mechanism, deployment = parts()
-    how = dict(test=test, progress=False)
-    run = dpcomm.train(model, people, mechanism, deployment, **how)
-    assert all("train_loss" not in entry for entry in run.history)
-    told = dpcomm.train(model, people, mechanism, deployment, train_loss=True, **how)
-    assert all("train_loss" in entry for entry in told.history)
+    assert all("train_loss" not in entry for entry in train().history)
+    assert all("train_loss" in entry for entry in train(train_loss=True).history)
     says = "deployment is None; it must be a Deployment: pass who takes part"
     with pytest.raises(TypeError, match=says):
-        dpcomm.train(model, people, mechanism, None, **how)
+        train(deployment=None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are closed by their mode")
 def test_places_to_write_are_tried_before_the_first_round(tmp_path):
-    model, people, test, mechanism, deployment = parts()
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "run"
     rounds = []
@@ -147,12 +143,10 @@ def test_places_to_write_are_tried_before_the_first_round(tmp_path):
         def after_round(self, run, task, loss):
             rounds.append(run.round)
 
-    how = dict(test=test, checkpoint=below, callbacks=[Told()], progress=False)
     with pytest.raises(OSError, match="cannot be written"):
-        dpcomm.train(model, people, mechanism, deployment, **how)
+        train(checkpoint=below, callbacks=[Told()])
     with pytest.raises(OSError, match="cannot be written"):
         CSV(below)
     assert not rounds
     with pytest.raises(IsADirectoryError, match="name a file"):
-        how = dict(test=test, checkpoint=tmp_path)
-        dpcomm.train(model, people, mechanism, deployment, **how)
+        train(checkpoint=tmp_path)
