@@ -49,7 +49,6 @@ def atomic_write(path, content, mode: int = 0o644) -> Path:
 
 # %% ../../nbs/foundations/files.ipynb #c0b1f805b
 def unwritable(path: Path, error: OSError) -> OSError:
-    "The same kind of error, with what to do."
     return type(error)(
         error.errno,
         f"{path.name} cannot be written ({error.strerror or error}): free some space,"

@@ -62,7 +62,6 @@ class Insecure:
 
 # %% ../../nbs/foundations/random.ipynb #f1417f4d
 def check_key(key):
-    "Refuse a number that does not say that it is no secret."
     if not (key is None or isinstance(key, Insecure)):
         raise TypeError(
             f"key is of type {type(key).__name__}; noise drawn from a guessable key"
@@ -153,7 +152,6 @@ def gumbel_argmax(blocks, rng: np.random.Generator) -> tuple:
 
 # %% ../../nbs/foundations/random.ipynb #a78e4d95
 def row_streams(rng, n: int) -> list:
-    "A stream for every row; ValueError where there are too few or too many."
     if not isinstance(rng, (list, tuple)):
         return [check_stream(rng)] * n
     if len(rng) != n:

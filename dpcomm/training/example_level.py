@@ -84,7 +84,6 @@ ACCOUNTANT = {Gaussian: "rdp-balle", SignSgd: "rdp-balle", Imvu: "fisher-balle"}
 
 
 def check_mechanism(mechanism):
-    "Refuse a mechanism that cannot release an unclipped sum."
     check_choice("mechanism", mechanism.name, tuple(kind.name for kind in ACCOUNTANT))
     gaussian = isinstance(mechanism, Gaussian)
     central = gaussian and (mechanism.exact or not mechanism.local)

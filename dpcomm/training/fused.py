@@ -314,7 +314,6 @@ def _narrow(tensors, columns):
 
 
 def starts_with_images(model: nn.Sequential) -> bool:  # False: vectors
-    "Whether the first layer that computes reads images, channel by channel."
     return isinstance(_after_images(model)[0], nn.Conv2d)
 
 

@@ -160,19 +160,18 @@ def with_one(x) -> np.ndarray:  # (n, p) float32
     return np.pad(np.float32(x), ((0, 0), (0, 1)), constant_values=1)
 
 # %% ../../nbs/training/linear_model.ipynb #19245ade
-def evaluate(weights, x, y, batch: int = 2000) -> dict:
+def evaluate(weights, x, y) -> dict:
     """Accuracy and loss of a linear model.
 
     weights: (classes, p) float32.
     x: (n, p - 1) features, perhaps memory-mapped.
     y: (n,) labels in 0..classes-1.
-    batch: rows read at a time, >= 1.
     Returns: accuracy in percent, mean cross-entropy.
     """
     right, loss = 0, 0.0
-    for at in range(0, len(y), batch):
-        logits = (with_one(x[at : at + batch]) @ weights.T).astype(np.float64)
-        truth = y[at : at + batch]
+    for at in range(0, len(y), 2000):
+        rows = slice(at, at + 2000)
+        logits, truth = (with_one(x[rows]) @ weights.T).astype(np.float64), y[rows]
         right += int((logits.argmax(1) == truth).sum())
         logs = log_softmax(logits, axis=1)
         loss -= float(logs[np.arange(len(truth)), truth].sum())

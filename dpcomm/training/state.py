@@ -353,7 +353,6 @@ UNREADABLE = RuntimeError, EOFError, LookupError, TypeError, pickle.PickleError
 
 
 def save_checkpoint(path, run: Run, optimiser, fingerprint: dict):
-    "Write a sealed checkpoint whole or not at all, for its owner alone."
     content = io.BytesIO()
     kept = dict(w=run.w.detach(), ledger=asdict(run.ledger), fingerprint=fingerprint)
     kept |= dict(optimiser=optimiser.state_dict())
@@ -362,7 +361,6 @@ def save_checkpoint(path, run: Run, optimiser, fingerprint: dict):
 
 
 def load_checkpoint(path, fingerprint: dict) -> dict:
-    "The stored state; a damaged one, and one of another run, are refused."
     content = io.BytesIO(read_sealed(path))
     try:
         state = torch.load(content, map_location="cpu", weights_only=True)

@@ -91,18 +91,13 @@ def test_gains_are_the_closed_forms():
 # ---- training
 
 
-def toy(n=300, p=6, classes=3):
-    rng = seed_tree(0, "toy")
-    centres = rng.standard_normal((classes, p))
-    y = rng.integers(0, classes, n)
-    return (centres[y] + 0.3 * rng.standard_normal((n, p))).astype(np.float32), y
-
-
 QUIET = mechanism("gaussian", clip_norm=1.0, sigma=0.05, local=True, exact=False)
 
 
 def test_training_learns_and_is_a_function_of_its_seed():
-    x, y = toy()
+    rng = seed_tree(0, "toy")
+    centres, y = rng.standard_normal((3, 6)), rng.integers(0, 3, 300)
+    x = (centres[y] + 0.3 * rng.standard_normal((300, 6))).astype(np.float32)
     config = linear_model.Settings(epochs=4, lr=0.5, batch=50)
     runs = [linear_model.train(x, y, x, y, QUIET, config, seed) for seed in (0, 0, 1)]
     first, again, other = (run.weights for run in runs)

@@ -69,8 +69,8 @@ def test_parameter_counts(name):
 
 
 def test_the_initial_law(name):
-    """Uniform on +-1/sqrt(fan_in): Kolmogorov-Smirnov over all parameters, weights and
-    biases apart; false-alarm rate 1e-6.
+    """Uniform on +-1/sqrt(fan_in), symbols normal: Kolmogorov-Smirnov over all parameters,
+    weights and biases apart; false-alarm rate 1e-6.
     """
     model, scaled = models.build(name, seed_tree(0)), {True: [], False: []}
     for layer in model.modules():
@@ -81,13 +81,13 @@ def test_the_initial_law(name):
                 assert float(p.detach().abs().max()) <= bound * (1 + 1e-7)
                 scaled[p.ndim == 1].append(p.detach().flatten() / bound)
     for part in map(torch.cat, scaled.values()):
-        assert stats.kstest(part.numpy(), "uniform", (-1, 2)).pvalue > ALARM / 2
+        assert stats.kstest(part.numpy(), "uniform", (-1, 2)).pvalue > ALARM / 3
+    if name == "lstm":
+        symbols = model.embedding.weight.detach().flatten()
+        assert stats.kstest(symbols.numpy(), "norm").pvalue > ALARM / 3
 
 
-def test_the_symbols_of_the_lstm_start_normal_and_its_other_law_is_refused():
-    "... as PyTorch's embedding does; Kolmogorov-Smirnov, false-alarm rate 1e-6."
-    symbols = models.build("lstm", seed_tree(0)).embedding.weight.detach()
-    assert stats.kstest(symbols.flatten().numpy(), "norm").pvalue > ALARM
+def test_another_law_of_an_lstm_is_refused():
     with pytest.raises(ValueError, match="law is 'glorot'"):
         models.build("lstm", seed_tree(0), "glorot")
 
