@@ -15,7 +15,7 @@ from scipy.special import ive
 
 from .contract import register
 from .noisy_sums import OnRing
-from ..privacy.accounting import INTEGER_ORDERS, TOGETHER, mixture_weights
+from ..privacy.accounting import INTEGER_ORDERS, log_mixtures
 from ..privacy.whole_noise import skellam_curvature
 from ..secagg.skellam_noise import skellam
 
@@ -104,15 +104,10 @@ def amplify(curve, q: float) -> np.ndarray:
     "Rényi curve of symmetric noise at 2, 3, ..., sampled. [Mironov et al. 2019, Thm. 5]"
     if q in (0, 1):
         return q * curve
-    orders, parts = np.arange(2, len(curve) + 2), []
+    orders = np.arange(2, len(curve) + 2)
     growth = (orders - 1) * curve
     with np.errstate(divide="ignore"):
         log_gain = growth + np.log(-np.expm1(-growth))
-    weigh = mixture_weights if len(orders) <= TOGETHER else mixture_weights.__wrapped__
-    for some in np.array_split(orders, math.ceil(len(orders) / TOGETHER)):
-        weights = weigh(tuple(some.tolist()), math.log(q), math.log1p(-q))
-        terms = weights + log_gain[: weights.shape[1]]
-        terms = np.where(np.isneginf(weights), weights, terms)
-        rest = np.logaddexp.reduce(terms, axis=1)
-        parts.append(np.logaddexp(0, rest) / (some - 1))
-    return np.minimum(np.concatenate(parts), curve)
+    logs = math.log(q), math.log1p(-q)
+    moments = log_mixtures(orders.tolist(), logs, (log_gain,))
+    return np.minimum(moments / (orders - 1), curve)

@@ -57,47 +57,35 @@ def rdp_gaussian(orders, sigma: float) -> np.ndarray:
     return _check_orders(orders) / (2 * _check_sigma(sigma) ** 2)
 
 # %% ../../nbs/foundations/accounting.ipynb #4059744c
-def log_mixture(
-    order: int, q: float, log_moments, add: Callable = np.logaddexp.reduce
-) -> float:
-    """Log-moment log E (1 - q + q w)^order, E w = 1.
+def log_mixtures(orders, logs, gains, add: Callable = np.logaddexp.reduce):
+    """Log-moments log E (1 - q + q w)^order at whole orders, where E w = 1.
     [Mironov, Talwar & Zhang 2019, Sec. 3.3]
 
-    log_moments: log E w^k at k = 2, 3, ..., > 0. add: logs of many numbers -> log of
-    their sum. Nothing cancels for small q.
+    logs: of q and 1 - q. gains: arrays over k = 2, 3, ... that add up to log E (w^k - 1).
+    add: logs of many numbers -> log of their sum. Nothing cancels for small q.
     """
-    log_moments = log_moments[: int(order) - 1]
-    log_weight = mixture_weights((int(order),), np.log(q), np.log1p(-q))[0]
-    log_terms = log_weight + log_moments + np.log(-np.expm1(-log_moments))
-    return np.logaddexp(0, add(log_terms))
+
+    def moment(order):
+        parts = (gain[: order - 1] for gain in gains)
+        return add(sum(parts, _log_weights(order, *logs)))
+
+    return np.logaddexp(0, [moment(order) for order in orders])
 
 
-@functools.lru_cache(maxsize=64)
-def mixture_weights(orders: tuple, log_q: float, log_rest: float) -> np.ndarray:
-    "Log-weights of the terms k = 2, 3, ... of `log_mixture`, a row an order; -inf beyond."
-    a, k = np.array(orders)[:, None], np.arange(2, max(orders) + 1)
-    rest = np.maximum(a - k, 0)
-    log_choose = gammaln(a + 1) - gammaln(k + 1) - gammaln(rest + 1)
-    weights = log_choose + k * log_q + rest * log_rest
-    return np.where(k <= a, weights, -np.inf)
-
-
-TOGETHER = 512  # whole orders up to here are taken at once
+@functools.lru_cache(maxsize=1024)
+def _log_weights(order, log_q, log_rest):
+    "Of the terms k = 2, ..., order of `log_mixtures`."
+    k = np.arange(2, order + 1)
+    rest = order - k
+    log_choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(rest + 1)
+    return log_choose + k * log_q + rest * log_rest
 
 
 def _log_moments_integer(orders, sigma, q):
-    "The same for many whole orders at once, up to TOGETHER."
-    weights = mixture_weights(tuple(orders), np.log(q), np.log1p(-q))
-    k = np.arange(2, weights.shape[1] + 2)
+    k = np.arange(2, max(orders) + 1)
     moments = k * (k - 1) / (2 * sigma**2)
-    terms = weights + moments + np.log(-np.expm1(-moments))
-    terms = np.where(np.isneginf(weights), -np.inf, terms)
-    return np.logaddexp(0, np.logaddexp.reduce(terms, axis=1))
-
-
-def _log_moment_integer(order, sigma, q):
-    k = np.arange(2, order + 1)
-    return log_mixture(order, q, k * (k - 1) / (2 * sigma**2))
+    gains = moments, np.log(-np.expm1(-moments))
+    return log_mixtures(orders, (np.log(q), np.log1p(-q)), gains)
 
 # %% ../../nbs/foundations/accounting.ipynb #5c5864b6
 @functools.lru_cache(maxsize=128)
@@ -134,14 +122,11 @@ def _log_moment_fractional(order, sigma, q):
 
 
 def _log_moment(order, sigma, q):
-    "log A at any order > 1; the chord for what float64 rounds away. [Mironov et al. 2019]"
-    below = np.floor(order)
-    if order == below:
-        return _log_moment_integer(order, sigma, q)
+    "log A between whole orders; the chord for what float64 rounds away."
     series = _log_moment_fractional(order, sigma, q)
     if series > 1e-9:
         return series
-    low, high = (_log_moment_integer(n, sigma, q) for n in (below, below + 1))
+    low, high = _log_moments_integer((below := int(order), below + 1), sigma, q)
     return low + (order - below) * (high - low)
 
 # %% ../../nbs/foundations/accounting.ipynb #c98a33df
@@ -161,11 +146,11 @@ def rdp_subsampled_gaussian(orders, sigma: float, q: float) -> np.ndarray:
     if q == 1:
         return rdp_gaussian(orders, sigma)
     flat = orders.ravel()
-    near = (flat == np.floor(flat)) & (flat <= TOGETHER)
+    whole = flat == np.floor(flat)
     logs = np.empty(len(flat))
-    if near.any():
-        logs[near] = _log_moments_integer(flat[near].astype(int).tolist(), sigma, q)
-    logs[~near] = [_log_moment(a, sigma, q) for a in flat[~near]]
+    if whole.any():
+        logs[whole] = _log_moments_integer(flat[whole].astype(int).tolist(), sigma, q)
+    logs[~whole] = [_log_moment(order, sigma, q) for order in flat[~whole]]
     curve = logs / (flat - 1)
     return np.minimum(curve.reshape(orders.shape), rdp_gaussian(orders, sigma))
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from ..core.checks import check_choice, check_reals, shown
-from .accounting import log_mixture
+from .accounting import log_mixtures
 
 # %% ../../nbs/dprec/theorem.ipynb #f32bc03f
 MOST_NODES = 2**22  # numbers that one quadrature may hold
@@ -177,7 +177,8 @@ def rdp_mixture(orders, c: float, K: int, q: float, groups: int = 1) -> np.ndarr
         return rdp(orders, c, K, groups)
     orders = np.atleast_1d(_integer_orders(orders)).astype(int)
     log_m = _log_forward_bound(np.arange(2, orders.max() + 1), c, K, groups)
-    forward = np.array([log_mixture(order, q, log_m, logsumexp) for order in orders])
+    gains, logs = (log_m, np.log(-np.expm1(-log_m))), (np.log(q), np.log1p(-q))
+    forward = log_mixtures(orders.tolist(), logs, gains, logsumexp)
     return np.maximum(forward, _reverse_mixture(orders - 1.0, q, c, K)) / (orders - 1)
 
 # %% ../../nbs/dprec/theorem.ipynb #1d9e9a2d
