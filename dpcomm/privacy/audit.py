@@ -161,6 +161,18 @@ def _oriented(present, absent, attack, direction, sign):
     hot, cold = (present, absent) if direction == "forward" else (absent, present)
     return sign * hot[attack], sign * cold[attack]
 
+
+def _split(scores, every):
+    "Plays that choose a test, one of so many, and the others, which decide it."
+    left = {name: np.delete(x, np.s_[::every]) for name, x in scores.items()}
+    return {name: x[::every] for name, x in scores.items()}, left
+
+
+def _counts(here, there, test, cut):
+    "How many scores reach a threshold, and of how many, with and without the client."
+    hot, cold = _oriented(here, there, *test)
+    return (hot >= cut).sum(), len(hot), (cold >= cut).sum(), len(cold)
+
 # %% ../../nbs/foundations/audit.ipynb #e9cd9424
 def distinguish(
     present, absent, delta: float, alarm: float = 1e-6, directions=DIRECTIONS
@@ -176,19 +188,18 @@ def distinguish(
     """
     check_number("delta", delta, "[0, 1)")
     check_number("alarm", alarm, ALARM)
-    here, there = (
-        [{name: x[i::2] for name, x in _check_scores(world).items()} for i in (0, 1)]
-        for world in (present, absent)
-    )
+    worlds = _check_scores(present), _check_scores(absent)
+    (here, here_left), (there, there_left) = (_split(world, 2) for world in worlds)
     tries = {
-        test: _best_threshold(*_oriented(here[0], there[0], *test), delta, alarm)
-        for test in product(here[0], directions, (1, -1))
+        test: _best_threshold(*_oriented(here, there, *test), delta, alarm)
+        for test in product(here, directions, (1, -1))
     }
     test = max(tries, key=lambda test: tries[test][0])
-    (hot, cold), cut = _oriented(here[1], there[1], *test), tries[test][1]
-    caught, false = (hot >= cut).sum(), (cold >= cut).sum()
-    eps = _eps_bound(caught, len(hot), false, len(cold), delta, alarm)
-    trials = min(sum(len(half[test[0]]) for half in world) for world in (here, there))
+    counts = _counts(here_left, there_left, test, tries[test][1])
+    eps, trials = (
+        _eps_bound(*counts, delta, alarm),
+        min(len(w[test[0]]) for w in worlds),
+    )
     return Audit(float(eps), float(delta), alarm, "distinguisher", trials, *test[:2])
 
 # %% ../../nbs/foundations/audit.ipynb #094fee3c
@@ -317,16 +328,6 @@ class Judgement:
 BANDS = (0.3, 1.0, 3.0)  # of the epsilons that are judged one by one
 
 
-def _split_plays(world):
-    "Every fourth play, and the others."
-    scores = _check_scores(world)
-    picks = np.arange(len(next(iter(scores.values())))) % 4 == 0
-    return [
-        {name: x[picks == first] for name, x in scores.items()}
-        for first in (True, False)
-    ]
-
-
 def _worst_claims(hot, cold, eps, delta):
     "Distance, threshold and number of the claim that looks worst, in each band of eps."
     (cuts, caught, false), n, m = _thresholds(hot, cold), len(hot), len(cold)
@@ -365,19 +366,17 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
         raise ValueError(
             f"claims hold {eps.size} eps and {delta.size} delta: pass pairs"
         )
-    (here, here_left), (there, there_left) = _split_plays(present), _split_plays(absent)
     worlds = _check_scores(present), _check_scores(absent)
+    (here, here_left), (there, there_left) = (_split(world, 4) for world in worlds)
     trials = min(len(x) for world in worlds for x in world.values())
     tests, judged = _select_tests(here, there, eps, delta), []
-    for (attack, direction, sign), cut, k in tests:
-        hot, cold = _oriented(here_left, there_left, attack, direction, sign)
-        caught, false = (hot >= cut).sum(), (cold >= cut).sum()
+    for test, cut, k in tests:
+        caught, n, false, m = _counts(here_left, there_left, test, cut)
         claim = float(eps[k]), float(min(delta[k], 1.0))
-        pvalue = float(count_pvalue(caught, len(hot), false, len(cold), *claim))
-        rates = float(caught / len(hot)), float(false / len(cold))
+        pvalue = float(count_pvalue(caught, n, false, m, *claim))
         pvalue = min(1.0, pvalue * len(tests))  # Bonferroni
-        one = pvalue, *claim, *rates, trials, alarm, attack, direction
-        judged.append(Judgement(*one))
+        rates = float(caught / n), float(false / m)
+        judged.append(Judgement(pvalue, *claim, *rates, trials, alarm, *test[:2]))
     return min(judged, key=lambda one: (one.pvalue, -one.delta))
 
 # %% ../../nbs/foundations/audit.ipynb #9c7e6b10
@@ -469,11 +468,10 @@ NOISE_FACTORS = (
 )
 
 
-def detection_pvalue(true_curve, delta, trials: int, deviations: float = 1.8) -> float:
+def detection_pvalue(true_curve, delta, trials: int) -> float:
     """The p-value that about nine audits in ten fall below, by a normal approximation.
 
-    true_curve: eps -> delta that holds. delta: claimed at EPS. deviations: std by which
-    both counts are unlucky.
+    true_curve: eps -> delta that holds. delta: claimed at EPS.
     """
     E, further, n = np.exp(EPS), EPS + 1e-3, max(1, int(0.75 * trials))
     here, there = true_curve(EPS), true_curve(further)
@@ -481,7 +479,7 @@ def detection_pvalue(true_curve, delta, trials: int, deviations: float = 1.8) ->
     caught = np.clip(here + E * false, 0, 1)
 
     def unlucky(p, sign):
-        shift = np.maximum(deviations * np.sqrt(n * p * (1 - p)), 1)
+        shift = np.maximum(1.8 * np.sqrt(n * p * (1 - p)), 1)
         return np.clip(n * p + sign * shift, 0, n)
 
     low, high = unlucky(caught, -1), unlucky(false, 1)

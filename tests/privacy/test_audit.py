@@ -188,13 +188,12 @@ def test_one_of_several_tests_pays_for_all():
     "Each direction and band of eps is a test; the p-value is that of the best, times them."
     here, there = np.arange(4000.0) % 11, np.arange(4000.0) % 7
     curve = audit.EPS, hypothesis_tests.profile_of_pure(0.1, audit.EPS)
-    halves = [audit._split_plays(world) for world in (here, there)]
+    halves = [audit._split({"score": world}, 4) for world in (here, there)]
     (first, left), (second, rest) = halves
     tests = audit._select_tests(first, second, *curve)
     alone = []
     for test, cut, k in tests:
-        hot, cold = audit._oriented(left, rest, *test)
-        counts = (hot >= cut).sum(), len(hot), (cold >= cut).sum(), len(cold)
+        counts = audit._counts(left, rest, test, cut)
         claim = curve[0][k], min(curve[1][k], 1.0)
         alone.append(float(audit.count_pvalue(*counts, *claim)))
     found = audit.judge(here, there, curve)
@@ -277,7 +276,8 @@ LEVELS = quantised.Quantised
 NEAREST = LEVELS, "whole", lambda m, u, rng: m.in_steps(u).round().long()
 LONG_STEP = LEVELS, "step", lambda m, d: m.clip_norm / m.length
 HALF_SKELLAM = skellam, "skellam", lambda mu, *a, f=skellam_noise.skellam: f(mu / 2, *a)
-LESS = lambda s, *a, f=noisy_sums.discrete_gaussian: f(s * 16 / 25, *a)  # noqa: E731
+less = lambda s, *a, f=noisy_sums.discrete_gaussian: f(s * 16 / 25, *a)  # noqa: E731
+LESS = noisy_sums, "discrete_gaussian", less
 ROUND = lambda x, bound, rng, f=noisy_sums.conditional_round: f(x, None, rng)  # noqa: E731
 ANY_ROUNDING = noisy_sums, "conditional_round", ROUND
 WIDE = (
@@ -296,78 +296,53 @@ def in_order(rng, n, k, f=privquant.uniform_rows):
 
 FIRST = privquant, "uniform_rows", in_order
 SHARED = noisy_sums.Summed
-NO_TOLERANCE = (
-    SHARED,
-    "share",
-    property(lambda m: m.sigma * m.clip_norm / m.n_clients**0.5),
-)
+UNPAID = property(lambda m: m.sigma * m.clip_norm / m.n_clients**0.5)
+NO_TOLERANCE = SHARED, "share", UNPAID
 ONE = dict(clip_norm=1.0, sigma=1.0)
 COARSE = dict(clip_norm=1.0, sigma=0.5, level_bits=2)
-SKY = dict(ONE, n_clients=6, ring_bits=6, tolerance=0.2)
-FINE = dict(clip_norm=1.0, sigma=0.7, n_clients=5)
-TEN = dict(ONE, fraction=1.0, n_clients=10)
-PLANTED = {  # what -> mechanism, parameters, arguments of play, plays, what is replaced by what
-    "noise times 0.8": ("gaussian", ONE, {}, 20_000, off(Gaussian, "std", 0.8)),
-    "quantised noise times 0.8": (
-        *("quantised", ONE, {}, 20_000),
-        off(quantised.Quantised, "std", 0.8),
+COIN = COARSE | dict(rounding="random")
+SKY = ONE | dict(n_clients=6, ring_bits=6, tolerance=0.2)
+SURE = SKY | dict(tolerance=0.0)
+LONG = ONE | dict(sigma=3.0, n_clients=6, ring_bits=12)
+FIVE = dict(clip_norm=1.0, sigma=0.7, n_clients=5, tolerance=0.2)
+SIX = FIVE | dict(n_clients=6, tolerance=0.0)
+TEN = ONE | dict(fraction=1.0, n_clients=10)
+LACKING = TEN | dict(tolerance=0.2)
+BALL = dict(clip_norm=1.0, eps=0.5, beta=4.0)
+BOX = dict(bound=1.0, levels=4, eps=1.0, rule="best")
+
+
+def planted(name, parameters, *changes, plays=20_000, **arguments):
+    return contract.mechanism(name, **parameters), arguments, plays, changes
+
+
+PLANTED = {  # what -> mechanism, arguments of play, plays, what is replaced by what
+    "noise times 0.8": planted("gaussian", ONE, off(Gaussian, "std", 0.8)),
+    "quantised noise times 0.8": planted("quantised", ONE, off(LEVELS, "std", 0.8)),
+    "to the nearest level": planted("quantised", COARSE, NEAREST, BELIEVED, d=3),
+    "step C / N at random": planted("quantised", COIN, LONG_STEP, BELIEVED, d=16),
+    "ddgauss noise times 0.8": planted("ddgauss", SIX, LESS),
+    "ddgauss, any rounding": planted("ddgauss", SURE, ANY_ROUNDING),
+    "ddgauss, rotation without 1 / sqrt(D)": planted(
+        "ddgauss", LONG, WIDE, ANY_ROUNDING, d=4
     ),
-    "to the nearest level": (
-        *("quantised", COARSE, dict(d=3), 20_000),
-        *(NEAREST, BELIEVED),
+    "half the variance": planted("skellam", SKY, HALF_SKELLAM),
+    "skellam, tolerance forgotten": planted(
+        "skellam", FIVE, NO_TOLERANCE, plays=100_000
     ),
-    "step C / N at random": (
-        *("quantised", dict(COARSE, rounding="random"), dict(d=16), 20_000),
-        *(LONG_STEP, BELIEVED),
-    ),
-    "ddgauss noise times 0.8": (
-        *("ddgauss", dict(FINE, n_clients=6), {}, 20_000),
-        (noisy_sums, "discrete_gaussian", LESS),
-    ),
-    "ddgauss, any rounding": (
-        *("ddgauss", dict(SKY, tolerance=0.0), {}, 20_000),
-        ANY_ROUNDING,
-    ),
-    "ddgauss, rotation without 1 / sqrt(D)": (
-        *(
-            "ddgauss",
-            dict(ONE, sigma=3.0, n_clients=6, ring_bits=12),
-            dict(d=4),
-            20_000,
-        ),
-        *(WIDE, ANY_ROUNDING),
-    ),
-    "half the variance": ("skellam", SKY, {}, 20_000, HALF_SKELLAM),
-    "skellam, tolerance forgotten": (
-        *("skellam", dict(FINE, tolerance=0.2), {}, 100_000),
-        NO_TOLERANCE,
-    ),
-    "skellam, any rounding": ("skellam", SKY, {}, 20_000, ANY_ROUNDING),
-    "topk, tolerance forgotten": (
-        *("topk", dict(TEN, tolerance=0.2), {}, 100_000),
-        NO_TOLERANCE,
-    ),
-    "shares times 0.8": ("compressive", TEN, {}, 20_000, off(SHARED, "share", 0.8)),
-    "signs' noise / 1.3": (
-        *("signsgd", ONE, dict(d=16), 20_000),
-        off(SignSgd, "std", 1 / 1.3),
-    ),
-    "kappa times 1.5": (
-        *("imvu", dict(clip_norm=1.0, eps=0.5, beta=4.0), dict(d=16), 20_000),
-        off(Imvu, "kappa", 1.5),
-    ),
-    "the first entries": (
-        *("privquant", dict(bound=1.0, levels=4, eps=1.0, rule="best"), {}, 20_000),
-        FIRST,
-    ),
+    "skellam, any rounding": planted("skellam", SKY, ANY_ROUNDING),
+    "topk, tolerance forgotten": planted("topk", LACKING, NO_TOLERANCE, plays=100_000),
+    "shares times 0.8": planted("compressive", TEN, off(SHARED, "share", 0.8)),
+    "signs' noise / 1.3": planted("signsgd", ONE, off(SignSgd, "std", 1 / 1.3), d=16),
+    "kappa times 1.5": planted("imvu", BALL, off(Imvu, "kappa", 1.5), d=16),
+    "the first entries": planted("privquant", BOX, FIRST),
 }
 
 
 @tabled("what", PLANTED)
 def test_a_planted_bug_is_caught_and_its_twin_stands(what):
     "Against the honest mechanism's claims, stated before anything is replaced."
-    name, parameters, arguments, plays, *changes = PLANTED[what]
-    mechanism = contract.mechanism(name, **parameters)
+    mechanism, arguments, plays, changes = PLANTED[what]
     relation = next(iter(mechanism.relations))
     known = dict(arguments, against=audit.claims(mechanism, relation, **arguments))
 
@@ -395,10 +370,8 @@ class SameNoiseEveryRound(Gaussian):
 
 
 class RecHalfThePrior(Rec):
-    twin = property(lambda self: Rec(self.clip_norm, self.std / 2, self.index_bits))
-
     def encode(self, u, key):
-        return self.twin.encode(u, key)
+        return Rec(self.clip_norm, self.std / 2, self.index_bits).encode(u, key)
 
 
 class RecOneCandidateShort(Rec):
@@ -426,47 +399,17 @@ class RecKeyOfThePlay(Rec):
         return super().encode(u, self.keys[-1])
 
 
-def game(mechanism, relation, plays, rounds=1, most=10**6, **arguments):
-    "Play a mechanism's own game against its own claim."
-    plays, rng = min(plays, most), seed_tree(0, "broken", relation)
-    if isinstance(mechanism, RecKeyOfThePlay):
-        RecKeyOfThePlay.plays, RecKeyOfThePlay.keys = plays, []
-    run = mechanism, relation, plays, DELTA, rng
-    found = audit.audit_play(*run, rounds=rounds, **arguments)
-    return found, claim(mechanism, relation, rounds)
-
-
-def exact_game(mechanism, plays):
-    "One real message with K = 2 against the enumerated epsilon, the tightest true claim."
-    run = "null-slot", min(plays, 10_000), DELTA, seed_tree(0, "exact")
-    laws = rec_two(mechanism.clip_norm / mechanism.std)
-    truth = claimed(max(audit.enumerated_eps(*laws, DELTA)))
-    return audit.audit_play(mechanism, *run), truth
-
-
-# what is broken -> (broken game, the same with the honest mechanism), each
-# plays -> (Audit, Guarantee)
-BROKEN = {
+BROKEN = {  # what is broken -> its class, parameters, plays, rounds
     "gaussian: noise reused across rounds": (
-        lambda n: game(SameNoiseEveryRound(1.0, 4.0), "add-remove", n, 2),
-        lambda n: game(Gaussian(1.0, 4.0), "add-remove", n, 2),
+        SameNoiseEveryRound,
+        (1.0, 4.0),
+        20_000,
+        2,
     ),
-    "rec: prior halved": (
-        lambda n: exact_game(RecHalfThePrior(0.6, 1.0, 1), n),
-        lambda n: exact_game(Rec(0.6, 1.0, 1), n // 8),
-    ),
-    "rec: K off by one": (
-        lambda n: game(RecOneCandidateShort(0.5, 1.0, 2), "null-slot", n, most=1500),
-        lambda n: game(Rec(0.5, 1.0, 2), "null-slot", n, most=1500),
-    ),
-    "rec: one seed for all": (
-        lambda n: game(RecSameKey(0.5, 1.0, 2), "null-slot", n, most=1000),
-        lambda n: game(Rec(0.5, 1.0, 2), "null-slot", n, most=1000),
-    ),
-    "rec: seed reused across rounds": (
-        lambda n: game(RecKeyOfThePlay(0.2, 1.0, 3), "null-slot", n, 2, most=1500),
-        lambda n: game(Rec(0.2, 1.0, 3), "null-slot", n, 2, most=1500),
-    ),
+    "rec: prior halved": (RecHalfThePrior, (0.6, 1.0, 1), 10_000, 1),
+    "rec: K off by one": (RecOneCandidateShort, (0.5, 1.0, 2), 1500, 1),
+    "rec: one seed for all": (RecSameKey, (0.5, 1.0, 2), 1000, 1),
+    "rec: seed reused across rounds": (RecKeyOfThePlay, (0.2, 1.0, 3), 1500, 2),
 }
 broken = pytest.mark.parametrize(
     "what",
@@ -474,9 +417,17 @@ broken = pytest.mark.parametrize(
 )
 
 
-def refuted(what: str, honest: bool = False, plays: int = 20_000) -> bool:
+def refuted(what: str, honest: bool = False) -> bool:
     "Whether the audit refutes the claim in this game; the tests below assert on nothing else."
-    return audit.refutes(*BROKEN[what][honest](plays))
+    kind, parameters, plays, rounds = BROKEN[what]
+    mechanism = (kind.__base__ if honest else kind)(*parameters)
+    RecKeyOfThePlay.plays, RecKeyOfThePlay.keys = plays, []
+    relation = next(iter(mechanism.relations))
+    run = mechanism, relation, plays, DELTA, seed_tree(0, "broken", relation)
+    truth = claim(mechanism, relation, rounds)
+    if kind is RecHalfThePrior:  # against the tightest true claim, by enumeration
+        truth = claimed(max(audit.enumerated_eps(*rec_two(0.6), DELTA)))
+    return audit.refutes(audit.audit_play(*run, rounds=rounds), truth)
 
 
 @broken
