@@ -341,40 +341,23 @@ def _one_end(plan, view, up):
     relative += 8 * UNIT * (theta * step * (abs(first) + size) + abs(scale) + 750)
     if relative > 0.1:
         return math.inf if up else 0.0
-    infinite = -math.expm1(infinite)
-    if up:
-        left = 1 - infinite / plan.delta - room
-        return _read_up(x, above, null, left / (1 + 2 * relative), slip)
-    left = 1 - infinite / plan.delta + room
-    return _read_down(x, above, null, left / (1 - 2 * relative), slip)
+    infinite, sign = -math.expm1(infinite), 1 if up else -1
+    left = (1 - infinite / plan.delta - sign * room) / (1 + sign * 2 * relative)
+    return _read(x, above, null, left, slip, up)
 
 
-def _between(x, above, null, left, j):
-    "Where the curve meets left in [x_(j-1), x_j]."
-    if above[j] <= left or null[j] <= 0:
-        return x[j - 1]
-    return min(max(x[j] + math.log((above[j] - left) / null[j]), x[j - 1]), x[j])
-
-
-def _read_up(x, above, null, left, slip):
-    "An epsilon at which the curve is at most left; inf where there is none."
-    fine = np.flatnonzero(above - null <= left)
-    if not len(fine):
-        return math.inf
-    j = fine[0]
-    eps = _between(x, above, null, min(left[j - 1], left[j]), j) if j else x[0]
-    return max(0.0, float(eps) + slip)
-
-
-def _read_down(x, above, null, left, slip):
-    "An epsilon at which the curve exceeds left; 0 where there is none."
-    exceeds = np.flatnonzero(above - null > left)
-    if not len(exceeds):
-        return 0.0
-    j, eps = exceeds[-1] + 1, x[exceeds[-1]]
-    if j < len(x):
-        eps = _between(x, above, null, max(left[j - 1], left[j]), j)
-    return max(0.0, float(eps) - slip)
+def _read(x, above, null, left, slip, up):
+    "An epsilon at which the curve is at most left, else inf; or is above it, else 0."
+    curve, pick = above - null, min if up else max
+    at = np.flatnonzero(curve <= left) if up else np.flatnonzero(curve > left)[::-1] + 1
+    if not len(at):
+        return math.inf if up else 0.0
+    j, eps = at[0], x[max(at[0] - 1, 0)]
+    if 0 < j < len(x):  # where the curve meets left in [x_(j-1), x_j]
+        level = pick(left[j - 1], left[j])
+        if above[j] > level and null[j] > 0:
+            eps = min(max(x[j] + math.log((above[j] - level) / null[j]), eps), x[j])
+    return max(0.0, float(eps) + (slip if up else -slip))
 
 # %% ../../nbs/foundations/composition.ipynb #62c1990e
 TRIES = 4  # tilts

@@ -31,7 +31,6 @@ from dpcomm.privacy.losses import (
     laplace_losses,
     listed_losses,
     pure_losses,
-    response_losses,
 )
 
 ours = settings(max_examples=40, deadline=None, derandomize=True)
@@ -43,24 +42,6 @@ def ends(releases, delta):
     assert isinstance(found, Bracket) and found.guarantee.accountant == "pld"
     assert 0 <= found.low <= found.eps
     return found.low, found.eps
-
-
-@tabled(
-    "sigma, rounds, delta",
-    [
-        (sigma, rounds, delta)
-        for sigma, rounds in ((1.0, 1), (0.1, 3), (50.0, 10_000))
-        for delta in (0.5, 1e-5, 1e-15)
-    ],
-)
-def test_the_exact_gaussian_lies_between_the_ends(sigma, rounds, delta):
-    def excess(eps):
-        return log(max(gaussian_delta(sigma, eps, rounds), 1e-300) / delta)
-
-    exact = brentq(excess, 0, 1e4, xtol=1e-12) if excess(0) > 0 else 0.0
-    low, high = ends([(gaussian_losses(sigma), rounds)], delta)
-    assert low <= exact <= high
-    assert high - low <= 1e-4 * high or delta == 0.5 and high - low < 1e-3
 
 
 def summed(laws):
@@ -93,10 +74,6 @@ def response(odds, k, rounds=1):
 @tabled(
     "counts, j",
     [
-        ({1: 1}, 0),
-        ({1: 10}, 5),
-        ({1: 100}, 71),
-        ({1: 200}, 40),
         ({1: 30, 3: 4}, 11),
         ({1: 30, 3: 4}, 40),
         ({1: 10, 2: 10, 5: 2}, 13),
@@ -485,9 +462,6 @@ def test_sums_over_one_draw_of_the_cohort_are_one_release(delta, q, rounds, righ
     assert apart.eps < 0.6 * found.low
     assert "draws its cohort anew" in apart.guarantee.note
     assert "draws its cohort anew" not in found.guarantee.note
-    assert "anew" in compose.__doc__ and "one release" in compose.__doc__.replace(
-        "*", ""
-    )
 
 
 def test_a_sum_of_other_size_beside_an_update_adds_its_precision():
@@ -686,8 +660,7 @@ def test_laplace_noise_and_many_symbols_lose_less_than_their_epsilon():
     hold_laplace()
     pure = ends([(pure_losses(1.0), 20)], 1e-5)
     assert ends([(laplace_losses(1.0), 20)], 1e-5)[1] < 0.96 * pure[0]
-    assert ends([(response_losses(1.0), 20)], 1e-5) == pure
-    low, high = ends([(response_losses(1.0, 3), 2)], 0.1)
+    low, high = ends([(pure_losses(1.0, 3), 2)], 0.1)
     a = math.e
     p, q = (np.outer(x, x).ravel() / (a + 2) ** 2 for x in ([a, 1, 1], [1, a, 1]))
     needs = lambda eps: np.maximum(p - math.exp(eps) * q, 0).sum() - 0.1  # noqa: E731
@@ -708,20 +681,6 @@ def test_one_release_has_the_curve_of_its_pair(sigma, q, delta, right):
     (pair, *_) = gaussian_losses(sigma, q, **POISSON).pairs
     p, null = (math.exp(float(t[0])) for t in pair.tails(np.array([high]))[:2])
     assert p - math.exp(high) * null == pytest.approx(delta, rel=1e-6)
-
-
-def test_a_silenced_client_of_a_fixed_cohort_is_audited():
-    "One of two is drawn; its place goes to the other, which sends the opposite."
-    n, sigma, delta, rng = 200_000, 1.0, 1e-2, seed_tree(0, "silenced")
-    present, absent = (
-        np.where(rng.random(n) < 0.5, own, -1) + sigma * rng.standard_normal(n)
-        for own in (1.0, 0.0)
-    )
-    found = audit.distinguish(present, absent, delta)
-    claimed = fixed_size_epsilon(sigma, 0.5, 1, delta, "zero-out")
-    assert not audit.refutes(found, claimed) and found.eps > 0.4 * claimed.eps
-    coins = gaussian_guarantee(sigma, delta, 0.5, sampling="poisson", accountant="pld")
-    assert audit.refutes(found, coins), "as if its place stayed empty"
 
 
 @tabled(
@@ -746,20 +705,29 @@ def test_a_swap_under_coins_costs_what_opposite_updates_do(
     assert swap.eps == pytest.approx(high, rel=1e-4) and high < 2 * joins.eps
 
 
-def test_a_swapped_client_under_coins_is_audited():
-    "It comes with probability a half, with one update or with the opposite one."
-    n, sigma, delta, rng = 200_000, 1.0, 1e-2, seed_tree(0, "swapped")
-    one, other = (
-        own * (rng.random(n) < 0.5) + sigma * rng.standard_normal(n)
-        for own in (1.0, -1.0)
+SILENT = fixed_size_epsilon(1.0, 0.5, 1, 1e-2, "zero-out")
+JOINS, SWAP = (
+    gaussian_guarantee(1.0, 1e-2, 0.5, relation=relation, accountant="pld", **POISSON)
+    for relation in ("add-remove", "replace")
+)
+
+
+@tabled(
+    "own, other, away, claimed, least",
+    [
+        (1.0, 0.0, -1.0, SILENT, 0.4),  # its place goes to one that sends the opposite
+        (1.0, -1.0, 0.0, SWAP, 0.8),  # it comes with one update, or the opposite one
+    ],
+)
+def test_what_a_drawn_client_costs_is_audited(own, other, away, claimed, least):
+    n, rng = 200_000, seed_tree(0, "drawn", str(other))
+    worlds = (
+        np.where(rng.random(n) < 0.5, sent, away) + rng.standard_normal(n)
+        for sent in (own, other)
     )
-    found, run = audit.distinguish(one, other, delta), dict(sampling="poisson")
-    swap, joins = (
-        gaussian_guarantee(sigma, delta, 0.5, relation=r, accountant="pld", **run)
-        for r in ("replace", "add-remove")
-    )
-    assert not audit.refutes(found, swap) and found.eps > 0.8 * swap.eps
-    assert audit.refutes(found, joins), "as if it left"
+    found = audit.distinguish(*worlds, 1e-2)
+    assert not audit.refutes(found, claimed) and found.eps > least * claimed.eps
+    assert audit.refutes(found, JOINS), "as if its place stayed empty"
 
 
 def test_more_rounds_than_rounding_allows_are_not_composed(monkeypatch):
