@@ -23,13 +23,7 @@ from dpcomm.core.checks import (
     shown,
 )
 from .composition import upper_end
-from dpcomm.privacy.guarantee import (
-    NORMAL,
-    RELATIONS,
-    SAMPLINGS,
-    Guarantee,
-    _check_combination,
-)
+from .guarantee import NORMAL, Guarantee
 from .pairs import SWAPS, Listed, gaussian_pairs, seen_pairs
 
 # %% ../../nbs/foundations/accounting.ipynb #acb4df1e
@@ -281,12 +275,7 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
 
 
-def _check_run(relation, sampling, trust, accountant, delta, q):
-    check_choice("relation", relation, RELATIONS)
-    check_choice("sampling", sampling, SAMPLINGS)
-    check_choice("trust", trust, NORMAL)
-    check_choice("accountant", accountant, ACCOUNTANTS)
-    _check_combination(trust, sampling, relation)
+def _check_run(relation, sampling, trust, accountant, q):
     renyi = sampling == "poisson" and accountant != "pld"
     if (
         sampling in ("fixed", "replacement")
@@ -299,8 +288,7 @@ def _check_run(relation, sampling, trust, accountant, delta, q):
             " 'pld' for Poisson cohorts, `fixed_size_epsilon` for cohorts of a fixed"
             " size, or sampling='none' with the rounds in which a client takes part"
         )
-    check_number("delta", delta, "(0, 1)")
-    if check_number("q", q, "[0, 1]") != 1 and sampling == "none":
+    if q != 1 and sampling == "none":
         raise ValueError(
             f"q is {shown(q)}; with sampling = 'none' it must be 1: pass sampling='poisson'"
             " if clients are sampled"
@@ -339,11 +327,16 @@ def gaussian_guarantee(
     about: unit, whose contribution is clipped, scope, note, premises of the `Guarantee`.
     Returns: what the run proves.
     """
-    _check_run(relation, sampling, trust, accountant, delta, q)
-    far, sigma = 2.0 if relation in SWAPS else 1.0, _check_sigma(sigma)
+    check_choice("trust", trust, NORMAL)
+    check_choice("accountant", accountant, ACCOUNTANTS)
+    check_number("delta", delta, "(0, 1)")
+    sigma, q = _check_sigma(sigma), float(check_number("q", q, "[0, 1]"))
     rounds = int(check_between("rounds", rounds, 1, 2**53))
-    about = dict(unit="client", scope="total", rounds=rounds, q=float(q)) | about
+    about = dict(unit="client", scope="total", rounds=rounds, q=q) | about
     about |= dict(relation=relation, sampling=sampling, trust=trust)
+    Guarantee(0.0, delta, accountant=accountant, **about)  # is it covered?
+    _check_run(relation, sampling, trust, accountant, q)
+    far = 2.0 if relation in SWAPS else 1.0
     if accountant == "pld":
         eps = _pld_eps(sigma, delta, q, rounds, relation, trust == "central")
         return Guarantee(eps, delta, accountant=accountant, **about)

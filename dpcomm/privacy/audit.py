@@ -17,12 +17,7 @@ import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 
-from dpcomm.core.checks import (
-    check_between,
-    check_number,
-    check_reals,
-    shown,
-)
+from ..core.checks import check_between, check_number, check_reals, shown
 from .guarantee import Guarantee
 from dpcomm.privacy.hypothesis_tests import (
     check_pmfs,

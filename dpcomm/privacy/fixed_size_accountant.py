@@ -132,7 +132,6 @@ def fixed_size_epsilon(
     Returns: sampling 'fixed', trust 'central'.
     """
     check_choice("accountant", accountant, FIXED_ACCOUNTANTS)
-    check_choice("relation", relation, FIXED_RELATIONS)
     sigma = float(check_number("sigma", sigma, "[1e-2, 1e12]"))
     check_number("q", q, "(0, 1]")
     how = dict(unit="client", relation=relation, sampling="fixed", scope="total")

@@ -160,10 +160,10 @@ AGAIN = "page pairs, Prop. replacement"
 ZEROED = "page pairs, Prop. zeroed"
 SEEN = "page pairs: a mixture whose part is seen"
 CLONES = "page shuffling, Prop. clones"
-_EVERY = ("add-remove", "zero-out", "replace", "local")
-_STAYS = _EVERY[1:]  # where a client that leaves takes its noise along, or is seen
+EVERY = ("add-remove", "zero-out", "replace", "local")
+STAYS = EVERY[1:]  # where a client that leaves takes its noise along, or is seen
 PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
-    ("central", "none"): dict.fromkeys(_EVERY, GAUSSIAN),
+    ("central", "none"): dict.fromkeys(EVERY, GAUSSIAN),
     ("central", "poisson"): {
         "add-remove": POISSON,
         "zero-out": POISSON,
@@ -171,7 +171,7 @@ PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
         "local": SWAPPED,
         "poisson-null": MIXTURE,
     },
-    ("central", "fixed"): dict.fromkeys(_EVERY, FIXED_SIZE) | {"zero-out": ZEROED},
+    ("central", "fixed"): dict.fromkeys(EVERY, FIXED_SIZE) | {"zero-out": ZEROED},
     ("central", "replacement"): {
         "null-slot": MIXTURE,
         "replace": HIDDEN,
@@ -179,12 +179,12 @@ PROVED = {  # (trust, sampling) -> relation -> theorem that covers it
         "zero-out": AGAIN,
         "local": AGAIN,
     },
-    ("secagg", "none"): dict.fromkeys(_STAYS, GAUSSIAN),
-    ("local", "none"): dict.fromkeys(_STAYS, "Dwork & Roth 2014, Thm. 3.16"),
-    ("shuffler", "none"): dict.fromkeys(_STAYS, CLONES),
-    ("shuffler", "fixed"): dict.fromkeys(_STAYS, CLONES),
+    ("secagg", "none"): dict.fromkeys(STAYS, GAUSSIAN),
+    ("local", "none"): dict.fromkeys(STAYS, "Dwork & Roth 2014, Thm. 3.16"),
+    ("shuffler", "none"): dict.fromkeys(STAYS, CLONES),
+    ("shuffler", "fixed"): dict.fromkeys(STAYS, CLONES),
 } | {
-    (trust, sampling): dict.fromkeys(_STAYS, SEEN)
+    (trust, sampling): dict.fromkeys(STAYS, SEEN)
     for trust in ("secagg", "local")
     for sampling in ("poisson", "fixed", "replacement")
 }

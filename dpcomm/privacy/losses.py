@@ -26,16 +26,8 @@ from dpcomm.privacy.accounting import (
 )
 from .composition import both_ends
 from .fixed_size_accountant import fixed_size_rdp
-from .guarantee import NORMAL, TRUSTS, Guarantee
-from dpcomm.privacy.pairs import (
-    EVERY,
-    SEEN,
-    SWAPS,
-    Listed,
-    _Laplace,
-    gaussian_pairs,
-    seen_pairs,
-)
+from .guarantee import EVERY, NORMAL, TRUSTS, Guarantee
+from .pairs import SWAPS, Listed, _Laplace, gaussian_pairs, seen_pairs
 
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ def gaussian_losses(
     sigma: noise std of the sum / clip, in [1e-2, 1e12]; a tuple: of several sums that are
         released over one and the same draw of the cohort.
     q: chance to take part, in (0, 1]; 1 without sampling.
-    relation: a name in EVERY; in SEEN unless trust is central.
+    relation: a name in EVERY; but add-remove only if trust is central.
     sampling: a name in SAMPLINGS.
     draws: seats of a cohort drawn with replacement, >= 1.
     trust: secagg and local: the server sees who takes part.
@@ -118,13 +110,7 @@ def gaussian_losses(
             f"draws is {draws} with q = {q:g}, that is, a federation of one client:"
             " use sampling='none', and count every draw as a round"
         )
-    among = EVERY if trust == "central" else SEEN
-    if relation not in among:
-        raise ValueError(
-            f"relation is {shown(relation)}; with sampling = {shown(sampling)} and"
-            f" trust = {shown(trust)} a dominating pair is proved only for"
-            f" {', '.join(among)}: use one of these"
-        )
+    check_choice("relation", relation, EVERY)
     far = 2.0 if relation in SWAPS else 1.0
     hidden = trust == "central" or sampling == "none"
     coins = sampling == "poisson" and (far == 1 or not hidden)

@@ -334,8 +334,6 @@ class Listed(Pair):
 
 # %% ../../nbs/foundations/pairs.ipynb #pr000007
 SWAPS = ("replace", "local")  # relations that move a sum by two clips
-EVERY = ("add-remove", "zero-out", "replace", "local")
-SEEN = EVERY[1:]  # where the server sees who takes part
 RARE = 1e-40  # chance that a client comes so often that it is given up
 
 

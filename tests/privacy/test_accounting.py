@@ -15,23 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import tabled
 
+from dpcomm.privacy import accounting
 from dpcomm.privacy import guarantee as said
-from dpcomm.privacy.accounting import (
-    ACCOUNTANTS,
-    INTEGER_ORDERS,
-    calibrate,
-    compose,
-    gaussian_delta,
-    gaussian_guarantee,
-    rdp_gaussian,
-    rdp_subsampled_gaussian,
-    rdp_to_eps,
-)
+from dpcomm.privacy.accounting import gaussian_guarantee, rdp_subsampled_gaussian
 from dpcomm.privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
 
 NAMES = dict(unit="client", relation="add-remove", sampling="poisson", scope="total")
 NAMES |= dict(accountant="rdp-classic", trust="central")
 GRID = list(product((1e-3, 0.01, 0.5, 0.9), (0.5, 0.957, 5.0)))
+WHOLE = np.array([2, 3, 4, 7, 16, 33, 64, 256, 1024])
 FRACTIONS = np.array([1.1, 1.5, 2.5, 3.7, 6.3, 10.9, 33.3, 100.5])
 FEW = np.array([1.5, 2, 3, 5, 8, 12, 20, 40, 80])
 ours = settings(max_examples=60, deadline=None, derandomize=True)
@@ -42,19 +34,12 @@ alphas, sigmas, rates = st.floats(1.05, 60), st.floats(0.3, 20), st.floats(1e-3,
 
 
 @tabled("q, sigma", GRID)
-def test_integer_orders_agree_with_dp_accounting(q, sigma):
-    orders = np.array([2, 3, 4, 7, 16, 33, 64, 256, 1024])
-    found = rdp_subsampled_gaussian(orders, sigma, q)
-    other = theirs._compute_rdp_poisson_subsampled_gaussian(q, sigma, orders)
-    np.testing.assert_allclose(found, other, rtol=1e-6)
-
-
-@tabled("q, sigma", GRID)
-def test_fractional_orders_are_below_dp_accounting(q, sigma):
-    "Which sums absolute binomials there; the page holds ours against the integral."
-    found = rdp_subsampled_gaussian(FRACTIONS, sigma, q)
-    reference = theirs._compute_rdp_poisson_subsampled_gaussian(q, sigma, FRACTIONS)
-    assert (found <= reference * (1 + 1e-6)).all()
+def test_no_order_is_above_dp_accounting_and_whole_ones_agree(q, sigma):
+    "Between them it sums absolute binomials; the page holds ours against the integral."
+    for orders, least in ((WHOLE, 1 - 1e-6), (FRACTIONS, 0)):
+        found = rdp_subsampled_gaussian(orders, sigma, q)
+        other = theirs._compute_rdp_poisson_subsampled_gaussian(q, sigma, orders)
+        assert (least * other <= found).all() and (found <= other * (1 + 1e-6)).all()
 
 
 @tabled("q", [1e-6, 1e-9])
@@ -75,7 +60,7 @@ def test_extremes_neither_overflow_nor_warn(sigma):
     for q in (1e-8, 1e-3, 0.5, 0.999999):
         found = rdp_subsampled_gaussian(orders, sigma, q)
         assert np.isfinite(found).all() and (found > 0).all()
-        assert (found <= rdp_gaussian(orders, sigma)).all()
+        assert (found <= accounting.rdp_gaussian(orders, sigma)).all()
     high = rdp_subsampled_gaussian(10_000, 0.1, 0.01)
     assert high == pytest.approx(10_000 / 0.02 + 10_000 / 9_999 * log(0.01), rel=1e-9)
 
@@ -90,7 +75,7 @@ def test_curve_is_monotone(order, sigma, q, factor):
     assert here <= rdp_subsampled_gaussian(order * factor, sigma, q) * slack
     assert here <= rdp_subsampled_gaussian(order, sigma / factor, q) * slack
     assert here <= rdp_subsampled_gaussian(order, sigma, min(1, q * factor)) * slack
-    assert here <= rdp_gaussian(order, sigma) * slack
+    assert here <= accounting.rdp_gaussian(order, sigma) * slack
 
 
 # ---- composition and conversion ----
@@ -99,9 +84,10 @@ def test_curve_is_monotone(order, sigma, q, factor):
 @tabled("delta", [1e-3, 1e-6])
 @tabled("q, sigma, rounds", [(0.01, 0.8, 100), (0.1, 2.15, 2000), (0.1, 5.0, 1)])
 def test_epsilon_agrees_with_dp_accounting(q, sigma, rounds, delta):
-    curve = compose(rdp_subsampled_gaussian(INTEGER_ORDERS, sigma, q), rounds)
-    found = rdp_to_eps(INTEGER_ORDERS, curve, delta, "balle")
-    other = theirs.compute_epsilon(INTEGER_ORDERS, curve, delta)
+    orders = accounting.INTEGER_ORDERS
+    curve = accounting.compose(rdp_subsampled_gaussian(orders, sigma, q), rounds)
+    found = accounting.rdp_to_eps(orders, curve, delta, "balle")
+    other = theirs.compute_epsilon(orders, curve, delta)
     assert found == pytest.approx(other, rel=1e-6)
     whole, normal = np.arange(2, 257), dp_accounting.GaussianDpEvent(sigma)
     event = dp_accounting.PoissonSampledDpEvent(q, normal)
@@ -119,9 +105,9 @@ def test_epsilon_agrees_with_dp_accounting(q, sigma, rounds, delta):
 def test_gaussian_delta_agrees_with_dp_accounting(sigma, eps):
     other = dp_accounting.pld.privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
     want = other.get_delta_for_epsilon(eps)
-    assert gaussian_delta(sigma, eps) == pytest.approx(want, rel=1e-6)
-    assert gaussian_delta(1.0, 1e200) == 0
-    assert gaussian_delta(1e-3, 0) == pytest.approx(1)
+    assert accounting.gaussian_delta(sigma, eps) == pytest.approx(want, rel=1e-6)
+    assert accounting.gaussian_delta(1.0, 1e200) == 0
+    assert accounting.gaussian_delta(1e-3, 0) == pytest.approx(1)
 
 
 # ---- guarantees ----
@@ -131,19 +117,11 @@ def test_guarantee_prints_and_stores_every_field():
     names = dict(sampling="poisson", relation="zero-out", note="a remark")
     rain = {"sampling": "as if it rained"}
     g = gaussian_guarantee(2.0, 1e-5, 0.1, 50, premises=rain, **names)
-    for text in (
-        "1e-05",
-        f"{g.eps:.4g}",
-        "unit client",
-        "relation zero-out",
-        "sampling poisson, q = 0.1",
-        "rdp-classic (accountant)",
-        "of 50 rounds (scope total)",
-        "trust central",
-        "a remark",
-        "best order",
-    ):
-        assert text in str(g)
+    told = "1e-05|unit client|relation zero-out|sampling poisson, q = 0.1|a remark"
+    told += (
+        "|rdp-classic (accountant)|of 50 rounds (scope total)|trust central|best order"
+    )
+    assert all(text in str(g) for text in [f"{g.eps:.4g}", *told.split("|")])
     assert str(g).startswith("As if it rained (premise sampling): eps = ")
     assert str(dataclasses.replace(g, premises={})).startswith("eps = ")
     assert Guarantee(**json.loads(json.dumps(g.as_dict()))) == g
@@ -155,7 +133,7 @@ def test_guarantee_prints_and_stores_every_field():
     assert type(Guarantee(np.float64(1), 0, **NAMES).eps) is float
 
 
-@tabled("name", ACCOUNTANTS)
+@tabled("name", accounting.ACCOUNTANTS)
 def test_swapped_client_is_half_the_noise_under_every_accountant(name):
     run = dict(delta=1e-5, rounds=4, accountant=name)
     half = gaussian_guarantee(3.0, **run)
@@ -177,7 +155,7 @@ def test_calibrated_noise_is_safe_and_tight(eps, delta, q):
 
     if not at(100).eps <= eps <= at(0.3).eps:
         return
-    sigma = calibrate(at, eps, 0.3, 100, tol=1e-4)
+    sigma = accounting.calibrate(at, eps, 0.3, 100, tol=1e-4)
     assert at(sigma).eps <= eps < at(sigma * (1 - 2e-4)).eps
 
 
@@ -187,10 +165,7 @@ def test_calibrated_noise_is_safe_and_tight(eps, delta, q):
 def test_a_premise_is_about_one_known_thing():
     stated = Guarantee(1, 1e-5, **NAMES, premises={"keys": "as if it rained"})
     more = stated.assuming("keys", "proof")
-    assert more.premises == {
-        "keys": "as if it rained",
-        "proof": said.PREMISES["proof"],
-    }
+    assert more.premises == {"keys": "as if it rained", "proof": said.PREMISES["proof"]}
     assert stated.theorem and not more.theorem, "a premise stands for the proof"
     assert stated.noting("", "x").noting("x").note == "x"
     told = [Guarantee(1, 0.01, **NAMES).among(n).note for n in (100, 99, None)]
@@ -236,12 +211,10 @@ def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, 
         if proved:
             assert Guarantee(1, 1e-5, **names).trust == trust
         else:
-            with pytest.raises(
-                ValueError, match=f"trust = {words} allowed: no theorem"
-            ):
+            with pytest.raises(ValueError, match=f"= {words} allowed: no theorem"):
                 Guarantee(1, 1e-5, **names)
     q, normal = 1.0 if sampling == "none" else 0.1, sampling in ("none", "poisson")
-    for name in ACCOUNTANTS[:2]:
+    for name in accounting.ACCOUNTANTS[:2]:
         run = dict(sigma=3.0, delta=1e-5, q=q, accountant=name, **three)
         swap = sampling == "poisson" and relation in ("replace", "local")
         known = normal and not swap and (trust == "central" or sampling == "none")
@@ -250,9 +223,7 @@ def test_a_guarantee_is_made_only_where_a_theorem_covers_it(relation, sampling, 
             g = gaussian_guarantee(**run)
             assert (g.accountant, {k: getattr(g, k) for k in three}) == (name, three)
         else:
-            with pytest.raises(
-                ValueError, match="of a Gaussian sum|not allowed|'shuffler'"
-            ):
+            with pytest.raises(ValueError, match="a Gaussian sum|not allowed|'shuff"):
                 gaussian_guarantee(**run)
 
 

@@ -19,14 +19,7 @@ from tables import tabled
 from dpcomm import cli
 from dpcomm.core import wire
 from dpcomm.core.random import Insecure, private_stream, public_seed, seed_tree
-from dpcomm.mechanisms import (
-    contract,
-    noisy_sums,
-    privquant,
-    quantised,
-    rec,
-    skellam,
-)
+from dpcomm.mechanisms import contract, noisy_sums, privquant, quantised, rec, skellam
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.imvu import Imvu
 from dpcomm.mechanisms.rec import Rec

@@ -23,15 +23,7 @@ from dpcomm.privacy import accounting, audit, composition, losses, pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.guarantee import PROVED
-from dpcomm.privacy.losses import (
-    Bracket,
-    Losses,
-    compose,
-    gaussian_losses,
-    laplace_losses,
-    listed_losses,
-    pure_losses,
-)
+from dpcomm.privacy.losses import compose, gaussian_losses, laplace_losses, pure_losses
 
 ours = settings(max_examples=40, deadline=None, derandomize=True)
 POISSON = dict(sampling="poisson")
@@ -39,7 +31,7 @@ POISSON = dict(sampling="poisson")
 
 def ends(releases, delta):
     found = compose(releases, delta)
-    assert isinstance(found, Bracket) and found.guarantee.accountant == "pld"
+    assert isinstance(found, losses.Bracket) and found.guarantee.accountant == "pld"
     assert 0 <= found.low <= found.eps
     return found.low, found.eps
 
@@ -219,7 +211,7 @@ def test_what_a_window_leaves_outside_is_charged(part):
 
 def test_what_is_revealed_counts_in_full():
     p, q, hidden = [0.6, 0.399], [0.4, 0.599], 0.999**10
-    sure = listed_losses([*p, 1e-3, 0], [*q, 0, 1e-3])
+    sure = losses.listed_losses([*p, 1e-3, 0], [*q, 0, 1e-3])
 
     def delta(eps, p, q):
         laws = [
@@ -242,7 +234,7 @@ def test_a_release_without_pairs_is_composed_by_renyi_curves():
     def renyi(orders):
         return rdp_gaussian(orders, 5.0)
 
-    other = Losses("other", renyi=renyi, relation="add-remove")
+    other = losses.Losses("other", renyi=renyi, relation="add-remove")
     found = compose([(gaussian_losses(1.0, 0.01, **POISSON), 100), (other, 1)], 1e-6)
     assert found.guarantee.accountant == "rdp-balle" and found.low == 0
     assert "other has no loss distribution" in found.guarantee.note
@@ -713,17 +705,17 @@ JOINS, SWAP = (
 
 
 @tabled(
-    "own, other, away, claimed, least",
+    "name, other, away, claimed, least",
     [
-        (1.0, 0.0, -1.0, SILENT, 0.4),  # its place goes to one that sends the opposite
-        (1.0, -1.0, 0.0, SWAP, 0.8),  # it comes with one update, or the opposite one
+        ("silenced", 0.0, -1.0, SILENT, 0.4),  # another comes, and sends the opposite
+        ("swapped", -1.0, 0.0, SWAP, 0.8),  # it comes with one update, or the opposite
     ],
 )
-def test_what_a_drawn_client_costs_is_audited(own, other, away, claimed, least):
-    n, rng = 200_000, seed_tree(0, "drawn", str(other))
+def test_what_a_drawn_client_costs_is_audited(name, other, away, claimed, least):
+    n, rng = 200_000, seed_tree(0, name)
     worlds = (
         np.where(rng.random(n) < 0.5, sent, away) + rng.standard_normal(n)
-        for sent in (own, other)
+        for sent in (1.0, other)
     )
     found = audit.distinguish(*worlds, 1e-2)
     assert not audit.refutes(found, claimed) and found.eps > least * claimed.eps

@@ -19,39 +19,14 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import rec
-from dpcomm.privacy import audit, rec_accountant, rec_pairs
-from dpcomm.privacy.accounting import (
-    gaussian_delta,
-    rdp_gaussian,
-    rdp_subsampled_gaussian,
-)
+from dpcomm.privacy import accounting, audit, rec_accountant, rec_moments, rec_pairs
+from dpcomm.privacy.accounting import gaussian_delta
 from dpcomm.privacy.composition import upper_end
 from dpcomm.privacy.losses import compose
 from dpcomm.privacy.pairs import gaussian_pairs
-from dpcomm.privacy.rec_accountant import (
-    SAMPLINGS_OF,
-    RecRun,
-    _covering_gaussians,
-    exact_epsilon,
-    pld_bracket,
-    pld_epsilon,
-    rec_losses,
-)
-from dpcomm.privacy.rec_moments import (
-    log_moment,
-    rdp,
-    rdp_local,
-    rdp_mixture,
-    rdp_replace,
-)
-from dpcomm.privacy.rec_pairs import (
-    _covering_lognormal,
-    _ratio_cells,
-    _reveal_chance,
-    null_slot_pairs,
-)
-
-MNIST = RecRun(slots=10_000, n_clients=100, K=128, groups=8)
+from dpcomm.privacy.rec_accountant import RecRun, exact_epsilon, pld_epsilon, rec_losses
+from dpcomm.privacy.rec_moments import log_moment, rdp, rdp_local, rdp_mixture
+from dpcomm.privacy.rec_pairs import _covering_lognormal, null_slot_pairs
 
 
 def log_ratio(s, v):
@@ -128,7 +103,8 @@ def test_a_mixture_is_covered_in_both_directions(q, s):
 def test_a_mixture_with_several_groups_is_a_subsampled_gaussian_forward():
     orders = np.arange(2, 30)
     ours = rdp_mixture(orders, 1.2, 128, 1e-3, groups=8)
-    gaussian = rdp_subsampled_gaussian(orders, 1 / (1.2 * math.sqrt(1 - 1 / 128)), 1e-3)
+    sigma = 1 / (1.2 * math.sqrt(1 - 1 / 128))
+    gaussian = accounting.rdp_subsampled_gaussian(orders, sigma, 1e-3)
     assert (ours >= gaussian * (1 - 1e-9)).all() and ours[5] < 1.02 * gaussian[5]
     assert np.allclose(rdp_mixture(orders, 1.2, 128, 1.0, 8), rdp(orders, 1.2, 128, 8))
 
@@ -140,14 +116,14 @@ def test_the_local_curve_covers_opposite_updates(order, s):
     laws = order * log_ratio(s, v) + (1 - order) * log_ratio(s, -v) + norm.logpdf(v)
     exact = (logsumexp(laws) + math.log(v[1] - v[0])) / (order - 1)
     assert exact <= rdp_local([order], s, 2)[0]
-    many = rdp_gaussian(order, 1 / (2 * s)) + s * s / 2 / (order - 1)
+    many = accounting.rdp_gaussian(order, 1 / (2 * s)) + s * s / 2 / (order - 1)
     assert rdp_local([order], s, 2**16)[0] == pytest.approx(many, rel=0.01)
 
 
 # ---- guarantees
 
 
-PAIRS = [(r, s) for r, samplings in SAMPLINGS_OF.items() for s in samplings]
+PAIRS = [(r, s) for r, some in rec_accountant.SAMPLINGS_OF.items() for s in some]
 
 
 def needed_delta(eps: float, s: float, q: float, forward: bool) -> float:
@@ -246,7 +222,7 @@ def test_sixteen_slots_as_four_squarings():
 def test_cells_of_a_ratio_have_its_moments(c, K):
     w = np.geomspace(1e-6, K * (1 - 1e-6), 4000)
     for power in (1, -1):
-        ends = [_ratio_cells(w, power, up, c, K) for up in (False, True)]
+        ends = [rec_pairs._ratio_cells(w, power, up, c, K) for up in (False, True)]
         for mass, total in ends:
             assert abs(mass.sum() - 1) < 1e-9 and abs(total.sum() - 1) < 1e-3
             inner = mass[1:-1] > 1e-12
@@ -265,7 +241,7 @@ def test_cells_of_a_ratio_have_its_moments(c, K):
 )
 def test_the_bracket_at_mnist(c, relation, low, high):
     run, delta = RecRun(10_000, 100, 128, 1, relation, cohort=10), 100**-1.1
-    found = pld_bracket(c, run, delta)
+    found = rec_accountant.pld_bracket(c, run, delta)
     assert low < found[0] <= found[1] < high and found[1] < 1.001 * found[0]
     assert found[1] < exact_epsilon(c, run, delta, "balle").eps
 
@@ -274,7 +250,7 @@ def test_the_cover_of_one_group_is_tight_and_honest():
     assert _covering_lognormal(0.5, 4, 1.5, 1e-9) == (1.0, 0.0)
     room, chance = _covering_lognormal(0.545, 128, 0.05, 1e-8)
     assert room == 0.05 and chance < 1e-10
-    a, b, c = (_reveal_chance(128, 1.0, x) for x in (1.02, 1.0, 0.95))
+    a, b, c = (rec_pairs._reveal_chance(128, 1.0, x) for x in (1.02, 1.0, 0.95))
     assert a < 1e-15 and 1e-6 < b < c
 
 
@@ -369,7 +345,8 @@ def test_one_slot_among_other_clients_by_enumeration(c, n):
         shares.append(covered(claims_of(c, 1, n, 2), P, Q))
         for a in (2, 3, 6):
             moment = max((x**a / y ** (a - 1)).sum() for x, y in ((P, Q), (Q, P)))
-            assert math.log(moment) <= (a - 1) * rdp_replace([a], c, 2, 1 / n)[0]
+            bound = rec_moments.rdp_replace([a], c, 2, 1 / n)[0]
+            assert math.log(moment) <= (a - 1) * bound
     assert shares[0] > 0.25
 
 
@@ -406,7 +383,7 @@ def test_a_round_of_a_fixed_size_by_enumeration(c, n):
 def test_any_two_updates_are_covered(c, K):
     "Hockey sticks of 50,000 draws, five standard errors, three angles between updates."
     z = seed_tree(0, "two updates", K).standard_normal((50_000, K, 2))
-    pairs = _covering_gaussians(c, K, 1e-3)
+    pairs = rec_accountant._covering_gaussians(c, K, 1e-3)
     assert len(pairs) == (3 if K > 6 else 1) and pairs == sorted(pairs)
     for (near, carried), (_, hidden) in zip(pairs[:1], pairs[1:]):
         assert carried > norm.cdf(near / 2 + norm.ppf(hidden)), "what is carried"
@@ -590,28 +567,17 @@ def test_a_replaced_client_of_one_group_is_audited():
     )
 
 
-def test_the_mechanisms_losses_are_about_what_it_guarantees():
+@tabled("relation, sampling", PAIRS)
+def test_the_mechanisms_losses_are_about_what_it_guarantees(relation, sampling):
     made = rec.Rec(clip_norm=0.5, std=1.0, index_bits=7)
-    for sampling, relations in rec_relations().items():
-        for relation in relations:
-            about = dict(n_clients=50, cohort=10, sampling=sampling, relation=relation)
-            said = made.guarantee(1, 1e-3, **about)
-            slot = made.losses(**about)
-            assert (slot.relation, slot.sampling) == (said.relation, said.sampling)
-            assert slot.trust == said.trust and "seed" in slot.premises["proof"]
-            times = 10 if sampling == "replacement" else 1
-            assert compose([(slot, times)], 1e-3).eps < 1.5 * said.eps
+    about = dict(n_clients=50, cohort=10, sampling=sampling, relation=relation)
+    said, slot = made.guarantee(1, 1e-3, **about), made.losses(**about)
+    assert (slot.relation, slot.sampling) == (said.relation, said.sampling)
+    assert slot.trust == said.trust and "seed" in slot.premises["proof"]
+    times = 10 if sampling == "replacement" else 1
+    assert compose([(slot, times)], 1e-3).eps < 1.5 * said.eps
     with pytest.raises(ValueError, match="pass such a pair"):
         made.losses(sampling="none", relation="null-slot")
-
-
-def rec_relations():
-    "sampling -> relations that are accounted under it."
-    found = {}
-    for relation, samplings in SAMPLINGS_OF.items():
-        for sampling in samplings:
-            found.setdefault(sampling, []).append(relation)
-    return found
 
 
 def test_a_planted_error_is_caught():

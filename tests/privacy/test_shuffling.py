@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from scipy.stats import binom
 from tables import tabled
 
@@ -17,8 +16,6 @@ from dpcomm.privacy import audit, shuffling
 from dpcomm.privacy.guarantee import Guarantee
 from dpcomm.privacy.losses import compose, gaussian_losses, listed_losses
 from dpcomm.privacy.shuffling import Shuffled, shuffled_losses
-
-ours = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def ends(release, delta, rounds=1):
@@ -65,6 +62,7 @@ def test_a_list_with_a_shuffler_and_a_secure_sum_is_refused():
         compose(parts, 1e-6)
 
 
+SQKR = mechanism("sqkr", clip_norm=1.0, nbits=1, eps=2.0)
 PURE = dict(sqkr=dict(nbits=1), pm={}, vqsgd={}, privquant=dict(levels=2, rule="best"))
 
 
@@ -80,18 +78,19 @@ def test_deployments_with_a_shuffler_let_messages_spend_more(name):
 
 
 def test_deployments_count_the_messages_that_arrive_and_the_rounds():
-    m = mechanism("sqkr", clip_norm=1.0, nbits=1, eps=2.0)
     s = dict(n_clients=5000, cohort=500, rounds=8, delta=1e-6, trust="shuffler")
-    fixed = Deployment(sampling="fixed", **s).guarantee(m)
+    fixed = Deployment(sampling="fixed", **s).guarantee(SQKR)
     assert (fixed.sampling, fixed.q, fixed.rounds) == ("fixed", 0.1, 8)
     assert fixed.eps == compose([(shuffled_losses(2.0, 500, 0.1), 8)], 1e-6).eps
-    fewer = Deployment(sampling="fixed", dropouts=0.5, tolerance=0.5, **s).guarantee(m)
+    fewer = Deployment(sampling="fixed", dropouts=0.5, tolerance=0.5, **s).guarantee(
+        SQKR
+    )
     assert fewer.eps == compose([(shuffled_losses(2.0, 250, 0.1), 8)], 1e-6).eps
-    capped = Deployment(sampling="fixed", visits=2, **s).guarantee(m)
+    capped = Deployment(sampling="fixed", visits=2, **s).guarantee(SQKR)
     assert capped.eps == compose([(shuffled_losses(2.0, 500), 2)], 1e-6).eps
-    poisson = Deployment(sampling="poisson", **s).guarantee(m)
+    poisson = Deployment(sampling="poisson", **s).guarantee(SQKR)
     assert poisson.trust == "local" and 15.99 < poisson.eps <= 16
-    pure = Deployment(5000, 5000, 8, 0.0, "none", trust="shuffler").guarantee(m)
+    pure = Deployment(5000, 5000, 8, 0.0, "none", trust="shuffler").guarantee(SQKR)
     assert pure.trust == "local" and pure.eps == 16.0
 
 
@@ -110,25 +109,19 @@ def test_only_pure_local_mechanisms_gain():
 
 
 def test_deployments_audit_shuffled_rounds():
-    m = mechanism("sqkr", clip_norm=1.0, nbits=1, eps=2.0)
     s = Deployment(8, 8, 2, 1e-2, "none", trust="shuffler")
-    seen, promised = s.audit(m, 20_000, seed_tree(0, "a"), rounds=2)
+    seen, promised = s.audit(SQKR, 20_000, seed_tree(0, "a"), rounds=2)
     assert promised.trust == "shuffler" and promised.rounds == 2
     assert 0.4 * promised.eps < seen.eps <= promised.eps
-
-
-def audited(name, n, plays=30_000):
-    m = mechanism(name, **dict(clip_norm=1.0, eps=2.0) | PURE[name])
-    return audit.Case(Shuffled(m, n), "local", {}, plays).run(plays, 1e-2, seed=3)
 
 
 def test_a_shuffle_of_too_many_is_caught(monkeypatch):
     own = shuffling._clones
     monkeypatch.setattr(shuffling, "_clones", lambda eps, n: own(eps, 3 * n))
-    assert audited("sqkr", 12)[-1].refuted
+    case = audit.Case(Shuffled(SQKR, 12), "local", {}, 30_000)
+    assert case.run(30_000, 1e-2, seed=3)[-1].refuted
 
 
 def test_rounds_of_a_shuffle_are_composed():
-    m = mechanism("sqkr", **dict(clip_norm=1.0, eps=2.0) | PURE["sqkr"])
-    low, high = ends(m.losses(shuffled=12), 1e-2, rounds=5)
-    assert low <= Shuffled(m, 12).guarantee(5, 1e-2).eps <= high
+    low, high = ends(SQKR.losses(shuffled=12), 1e-2, rounds=5)
+    assert low <= Shuffled(SQKR, 12).guarantee(5, 1e-2).eps <= high

@@ -212,22 +212,8 @@ def test_the_shortcut_of_the_coins_is_exact(shift):
     assert abs(accepted.sum() - expected) <= radius(0.5, n) * n
 
 
-SAMPLER = (
-    discrete.more_bits,
-    discrete.decide,
-    discrete.guide_table,
-    discrete.exp_fixed,
-    discrete.gaussian_weights,
-    discrete.thresholds.__wrapped__,
-    discrete.inversion_table.__wrapped__,
-    discrete.resolve,
-    discrete.by_inversion,
-    discrete.uniform_below,
-    discrete.exp_coin,
-    discrete.accept_pairs,
-    discrete._draw_batch,
-    discrete.discrete_gaussian,
-)
+SAMPLER = map(inspect.unwrap, filter(callable, vars(discrete).values()))
+SAMPLER = [f for f in SAMPLER if getattr(f, "__module__", "") == discrete.__name__]
 
 
 @tabled("function", SAMPLER, ids=lambda f: f.__name__)
