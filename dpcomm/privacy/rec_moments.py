@@ -6,6 +6,7 @@
 __all__ = ['rdp']
 
 # %% ../../nbs/dprec/theorem.ipynb #6cad4fd1
+import functools
 import math
 
 import numpy as np
@@ -65,23 +66,23 @@ def _log_product(a, b):
     return logsumexp(np.where(shift >= 0, a + b[shift], -np.inf), axis=1)
 
 
-def _log_power(a, n):
-    "Log-coefficients of the n-th power of a power series with constant term 1."
-    result = np.where(np.arange(len(a)), -np.inf, 0.0)
+def _by_squaring(one, n: int, times):
+    "The n-th power under an associative product, by squaring."
+    parts = []
     while n:
         if n & 1:
-            result = _log_product(result, a)
+            parts.append(one)
         n >>= 1
         if n:
-            a = _log_product(a, a)
-    return result
+            one = times(one, one)
+    return functools.reduce(times, parts)
 
 # %% ../../nbs/dprec/theorem.ipynb #4b0bf9b5
 def _log_reverse(order: int, s: float, K: int) -> np.ndarray:
     "Reverse moments log E[w^-m] for m = 0..order, by their exact finite sum."
     i = np.arange(order + 1)
     series = i * (i - 1) * s * s / 2 - gammaln(i + 1)
-    log_sum = gammaln(i + 1) + _log_power(series, K - 1)
+    log_sum = gammaln(i + 1) + _by_squaring(series, K - 1, _log_product)
     m = i[:, None]
     rest = np.maximum(m - i, 0)
     log_choose = gammaln(m + 1) - gammaln(i + 1) - gammaln(rest + 1)

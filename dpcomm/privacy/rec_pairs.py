@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from .pairs import Chorded, Listed, Seen, gaussian_pairs, symmetric_tails
+from .rec_moments import _by_squaring
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00004
 NORMAL_RANGE = 9  # standard deviations of a normal law that are kept
@@ -86,14 +87,8 @@ def _add_atoms(a, b, n, power, up):
 @functools.lru_cache(8)
 def _sum_of_lognormals(c, terms, n, power, up):
     "Atoms and masses of a_1 + ... + a_terms, by doubling."
-    double, parts = _lognormal_atoms(c, n, power, up), []
-    while terms:
-        if terms & 1:
-            parts.append(double)
-        terms >>= 1
-        if terms:
-            double = _add_atoms(double, double, n, power, up)
-    return functools.reduce(lambda a, b: _add_atoms(a, b, n, power, up), parts)
+    add = functools.partial(_add_atoms, n=n, power=power, up=up)
+    return _by_squaring(_lognormal_atoms(c, n, power, up), terms, add)
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00011
 ATOMS = 800  # of a sum
