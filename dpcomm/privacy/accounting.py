@@ -60,10 +60,13 @@ def log_mixtures(orders, logs, gains, add: Callable = np.logaddexp.reduce):
     """
 
     def moment(order):
-        parts = (gain[: order - 1] for gain in gains)
-        return add(sum(parts, _log_weights(order, *logs)))
+        weigh = _log_weights if order <= KEPT else _log_weights.__wrapped__
+        return add(sum((gain[: order - 1] for gain in gains), weigh(order, *logs)))
 
     return np.logaddexp(0, [moment(order) for order in orders])
+
+
+KEPT = 2**14  # orders whose weights are kept; larger ones would fill the memory
 
 
 @functools.lru_cache(maxsize=1024)

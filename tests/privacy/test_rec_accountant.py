@@ -533,18 +533,11 @@ def test_a_wrong_constant_of_opposite_updates_is_noticed(name, old, new, monkeyp
 
 
 @pytest.mark.slow
-@tabled(
-    "c, K, slots, n, delta, right",
-    [
-        (0.545, 2, 10_000, 100, 100**-1.1, 2.58),
-        (0.545, 128, 10_000, 100, 100**-1.1, 6.013),
-        (0.87, 128, 10_000, 100, 100**-1.1, 23.47),
-    ],
-)
-def test_the_pair_knows_the_number_of_candidates(c, K, slots, n, delta, right):
-    run = RecRun(slots, n, K, 1, "replace")
+@tabled("c, K, right", [(0.545, 2, 2.58), (0.545, 128, 6.013), (0.87, 128, 23.47)])
+def test_the_pair_knows_the_number_of_candidates(c, K, right):
+    run, delta = RecRun(10_000, 100, K, 1, "replace"), 100**-1.1
     assert pld_epsilon(c, run, delta).eps == pytest.approx(right, rel=2e-3)
-    cover = rec_accountant._two_updates_eps(c, K, 2, 1 / n, slots, delta)
+    cover = rec_accountant._two_updates_eps(c, K, 2, 0.01, 10_000, delta)
     assert 1.07 * right < cover
 
 
