@@ -41,16 +41,17 @@ def _one_way(p, q, eps):
     return np.maximum(hit[best] - np.exp(eps) * false[best], 0)
 
 
-def check_pmfs(p, q) -> tuple[np.ndarray, np.ndarray]:
+def check_pmfs(p, q, most: float = 1e-6) -> tuple[np.ndarray, np.ndarray]:
     """Two distributions over the same outcomes; ValueError if they are none.
 
     p: probabilities, any shape, sum 1.
     q: the same, of the same size.
+    most: by which both sums together may miss 1, >= 0.
     Returns: both, flat.
     """
     p, q = np.ravel(np.asarray(p, float)), np.ravel(np.asarray(q, float))
     off = abs(np.abs(p).sum() - 1) + abs(np.abs(q).sum() - 1)
-    if p.shape != q.shape or not off <= 1e-6:
+    if p.shape != q.shape or not off <= most:
         raise ValueError(
             f"p and q hold {p.size} and {q.size} outcomes, sums {p.sum():.6g} and"
             f" {q.sum():.6g}; they must be probabilities of the same outcomes: give"

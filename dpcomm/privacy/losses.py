@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_number,
-    check_reals,
-    shown,
-)
+from ..core.checks import check_between, check_choice, check_number, shown
 from dpcomm.privacy.accounting import (
     ORDERS,
     guarantee_from_rdp,
@@ -27,6 +21,7 @@ from dpcomm.privacy.accounting import (
 from .composition import both_ends
 from .fixed_size_accountant import fixed_size_rdp
 from .guarantee import EVERY, NORMAL, TRUSTS, Guarantee
+from .hypothesis_tests import check_pmfs
 from .pairs import SWAPS, Listed, _Laplace, gaussian_pairs, seen_pairs
 
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
@@ -148,12 +143,7 @@ def listed_losses(p, q, **about) -> Losses:
     about: name, unit, relation, trust, note of the `Losses`; local unless given.
     Returns: Losses of one message.
     """
-    p, q = (check_reals(name, law, "[0, 1]") for name, law in (("p", p), ("q", q)))
-    if p.ndim != 1 or p.shape != q.shape or abs(p.sum() - 1) + abs(q.sum() - 1) > 1e-9:
-        raise ValueError(
-            f"p and q have shapes {p.shape} and {q.shape}, sums {p.sum():.6g} and"
-            f" {q.sum():.6g}; they must be probabilities of the same outcomes: normalise them"
-        )
+    p, q = np.maximum(check_pmfs(p, q, 1e-9), 0)
     p, q = (law[(p > 0) | (q > 0)] for law in (p, q))
     pairs = Listed(p, q), Listed(q, p)
     if len(p) == 2 and p[0] == q[1]:

@@ -203,10 +203,7 @@ def calibrate_clip(
     release: every argument of the accountant but c.
     Returns: largest c = clip_norm / std that keeps eps, within a relative tol.
     """
-
-    def at_clip(c):
-        return accountant(c, **release)
-
+    at_clip = functools.partial(accountant, **release)
     return calibrate(at_clip, eps, low, high, increasing=True, tol=tol)
 
 # %% ../../nbs/dprec/accountant.ipynb #b1d000r3
