@@ -6,9 +6,9 @@ over its two binomials, so an honest mechanism fails one of these tests with pro
 most 1e-6, before its seed was fixed.
 """
 
-import functools
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,17 +30,6 @@ from dpcomm.privacy.rec_accountant import RecRun, exact_epsilon
 from dpcomm.secagg import skellam_noise
 
 DELTA = 1e-2
-
-
-@functools.cache
-def claim(mechanism, relation, rounds=1):
-    "What is claimed for one play, computed once."
-    return audit.claim(mechanism, relation, DELTA, rounds)
-
-
-def claimed(eps, delta=DELTA):
-    names = "client", "add-remove", "none", "pld", "total", "central"
-    return Guarantee(eps, delta, *names)
 
 
 # ---- confidence limits
@@ -417,9 +406,9 @@ def refuted(what: str, honest: bool = False) -> bool:
     RecKeyOfThePlay.plays, RecKeyOfThePlay.keys = plays, []
     relation = next(iter(mechanism.relations))
     run = mechanism, relation, plays, DELTA, seed_tree(0, "broken", relation)
-    truth = claim(mechanism, relation, rounds)
+    truth = audit.claim(mechanism, relation, DELTA, rounds)
     if kind is RecHalfThePrior:  # against the tightest true claim, by enumeration
-        truth = claimed(max(audit.enumerated_eps(*rec_two(0.6), DELTA)))
+        truth = replace(truth, eps=max(audit.enumerated_eps(*rec_two(0.6), DELTA)))
     return audit.refutes(audit.audit_play(*run, rounds=rounds), truth)
 
 
