@@ -181,16 +181,9 @@ class Compressive(LinearSketch):
     fresh: bool = True
     round: int = 0
     name, audit_cases = "compressive", AUDITED
-    ranges = LinearSketch.ranges | {
-        "fraction": "(0, 1]",
-        "chunks": IntRange(1),
-        "seed": IntRange(0),
-        "iterations": IntRange(0),
-        "penalty": "(0, inf)",
-        "kept": KEPT,
-        "fresh": bool,
-        "round": IntRange(0),
-    }
+    ranges = {"fraction": "(0, 1]", "penalty": "(0, inf)", "kept": KEPT}
+    ranges |= {"chunks": IntRange(1)}
+    ranges |= dict.fromkeys(("seed", "iterations", "round"), IntRange(0))
 
     def for_round(self, t):
         return replace(self, round=t) if self.fresh and self.kept == "random" else self
@@ -207,14 +200,14 @@ class Compressive(LinearSketch):
         check_between("chunks", self.chunks, 1, d)
         return 32 * topk.size(self.fraction, d)
 
-    def sketch(self, u: Tensor) -> Tensor:
-        # measure, then clip what was measured [fltop Alg. 3, lines 25-26]
+    def measured(self, u):
+        # the kept coefficients [Kerkouche et al. 2020]
         p, rows = self.plan(u.shape[1]), u.cpu().numpy()
         step = max(1, BLOCK // u.shape[1])
         values = [measure(rows[i : i + step], p) for i in range(0, len(rows), step)]
         if not values:
             return u.new_zeros(0, len(p.kept))
-        return self.clip_sketch(torch.from_numpy(np.concatenate(values)).to(u.device))
+        return torch.from_numpy(np.concatenate(values)).to(u.device)
 
     def expand(self, values: Tensor, d: int) -> Tensor:
         # the linear estimate: coefficients that were not sent are zero

@@ -12,9 +12,10 @@ import math
 import pkgutil
 import re
 import zlib
+from collections import ChainMap
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -52,10 +53,7 @@ from dpcomm.privacy.accounting import (
     pure_guarantee,
 )
 from ..privacy.guarantee import Guarantee
-from dpcomm.privacy.hypothesis_tests import (
-    multinomial_laws,
-    profile_of_pmfs,
-)
+from ..privacy.hypothesis_tests import multinomial_laws, profile_of_pmfs
 from ..privacy.losses import Losses, compose, gaussian_losses, pure_losses
 from ..privacy.shuffling import shuffled_losses
 
@@ -92,6 +90,24 @@ def check_range(name: str, value, allowed):
         return int(check_between(name, value, *allowed))
     return check_choice(name, value, allowed)
 
+
+class Checked(Named):
+    "A dataclass whose values are checked; `ranges`: field -> what it allows."
+
+    ranges: dict[str, Any] = {}  # with those of the classes it is derived from
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls):
+        parts = [vars(base).get("ranges", {}) for base in cls.__mro__]
+        cls.ranges = dict(ChainMap(*parts))
+
+    def __post_init__(self):
+        switches = {f.name: bool for f in fields(self) if f.type is bool}
+        for name, allowed in (switches | self.ranges).items():
+            value = check_range(name, getattr(self, name), allowed)
+            object.__setattr__(self, name, value)
+
 # %% ../../nbs/foundations/contract.ipynb #c0n7r001
 class Game(NamedTuple):
     """Two worlds of one release, or of several, whose distributions are known.
@@ -124,7 +140,7 @@ def symbol_game(present, absent, count: int, draw: Callable) -> Game:
     )
 
 # %% ../../nbs/foundations/contract.ipynb #3e9c5615
-class Mechanism(Named):
+class Mechanism(Checked):
     """A mechanism clips a vector, encodes it privately in few bits, and decodes an estimate.
 
     Contract: encode and simulate clip first; decode(encode(u)) and simulate(u, rng) have
@@ -141,14 +157,13 @@ class Mechanism(Named):
     a key that is a plain number.
 
     deployment_note: 'safe to deploy ...' or 'simulation only ...', and why.
-    ranges: field -> what it allows, as in check_range.
+    ranges: field -> what it allows, as in check_range; of bool by its annotation.
     """
 
     name = ""  # in the registry
     free = ""  # the field that Deployment.calibrate sets: noise, or eps of a message
     samplings = ("none",)  # draws of a cohort that nobody sees which amplify
     deployment_note: Any = ""
-    ranges: dict[str, Any] = {}
     trust = "local"  # the most that may be seen of its messages: a name in TRUSTS
     summed = False  # whether clients send shares of a sum, as a `Summed` does
     seed_bits = 0  # of a public seed in every message
@@ -159,14 +174,8 @@ class Mechanism(Named):
     audit_cases: tuple = ()
 
     if TYPE_CHECKING:  # a field of one mechanism, such as sigma, for a checker of types
-        __dataclass_fields__: ClassVar[dict[str, Any]]
 
         def __getattr__(self, name: str) -> Any: ...
-
-    def __post_init__(self):
-        for name, allowed in self.ranges.items():
-            value = check_range(name, getattr(self, name), allowed)
-            object.__setattr__(self, name, value)
 
     @property
     def fingerprint(self) -> int:
@@ -545,15 +554,12 @@ class Total:
         return self.mechanism.average(total.double(), cohort, rng).float()
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca30c
-def smallest(account, names: tuple, **run) -> Guarantee:
-    """The smallest guarantee of several accountants, or the first refusal.
-
-    account: takes run and accountant; returns a Guarantee or raises ValueError.
-    """
+def smallest(accounts) -> Guarantee:
+    "The smallest guarantee that calls make, or the first refusal."
     made, refused = [], []
-    for name in names:
+    for account in accounts:
         try:
-            made.append(account(**run, accountant=name))
+            made.append(account())
         except ValueError as error:
             refused.append(error)
     if not made:
@@ -658,7 +664,10 @@ class LocalRenyi(Mechanism):
         if accountant is None:
             run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
             run |= dict(unit=unit, d=d, orders=orders)
-            return smallest(self.guarantee, self.tight, **run)
+            each = (
+                partial(self.guarantee, **run, accountant=one) for one in self.tight
+            )
+            return smallest(each)
         check_choice("accountant", accountant, tuple(self.accountants))
         about = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
         about |= dict(accountant=accountant, rounds=rounds, scope="total")

@@ -15,7 +15,6 @@ from typing import Self
 
 from dpcomm.core.checks import (
     SCALE,
-    Named,
     check_between,
     check_choice,
     check_kind,
@@ -24,12 +23,13 @@ from dpcomm.core.checks import (
     shown,
 )
 from dpcomm.mechanisms.contract import (
+    Checked,
     IntRange,
     Local,
     Mechanism,
     OrNone,
-    check_range,
     mechanism_class,
+    smallest,
 )
 from ..privacy.audit import Audit, audit_play
 from ..privacy.guarantee import RELATIONS, SAMPLINGS, TRUSTS, Guarantee
@@ -39,7 +39,7 @@ MOST = 2**53  # clients, rounds
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10005
 @dataclass(frozen=True)
-class Deployment(Named):
+class Deployment(Checked):
     """Who takes part, how often, and who is trusted. [Dwork & Roth 2014, Sec. 2.3]
 
     n_clients: clients in the federation, >= 1.
@@ -72,11 +72,23 @@ class Deployment(Named):
     tolerance: float = 0.0
     d: int | None = None
     groups: tuple | None = None
+    ranges = {
+        "n_clients": IntRange(1, MOST),
+        "cohort": IntRange(1, MOST),
+        "rounds": IntRange(1, MOST),
+        "delta": "[0, 1)",
+        "sampling": tuple(SAMPLINGS),
+        "trust": tuple(TRUSTS),
+        "unit": ("client", "example"),
+        "relation": OrNone(tuple(RELATIONS)),
+        "visits": OrNone(IntRange(1, MOST)),
+        "dropouts": "[0, 1)",
+        "tolerance": "[0, 1)",
+        "d": OrNone(IntRange(1)),
+    }
 
     def __post_init__(self):
-        for name, allowed in _RANGES.items():
-            value = check_range(name, getattr(self, name), allowed)
-            object.__setattr__(self, name, value)
+        super().__post_init__()
         _check_groups(self)
         _check_cohort(self)
 
@@ -128,15 +140,11 @@ class Deployment(Named):
         Returns: Guarantee of the whole run, the smallest that is proved.
         """
         _check_mechanism(self, mechanism, accountant)
-        proved, why = [], None
-        for how in _runs(self, mechanism, accountant):
-            try:
-                proved.append(_stated(self, mechanism, mechanism.guarantee(**how)))
-            except ValueError as error:
-                why = why or error
-        if not proved:
-            raise why or ValueError(_unproved(self, mechanism))
-        return min(proved, key=lambda made: made.eps).among(self.n_clients)
+        runs = [*_runs(self, mechanism, accountant)]
+        if not runs:
+            raise ValueError(_unproved(self, mechanism))
+        each = (functools.partial(_stated, self, mechanism, how) for how in runs)
+        return smallest(each).among(self.n_clients)
 
     def calibrate(
         self,
@@ -227,22 +235,6 @@ class Deployment(Named):
             play |= dict(n_clients=self.n_clients, cohort=self.cohort)
         seen = audit_play(audited, relation, trials, self.delta, rng, alarm, **play)
         return seen, promised
-
-
-_RANGES = {
-    "n_clients": IntRange(1, MOST),
-    "cohort": IntRange(1, MOST),
-    "rounds": IntRange(1, MOST),
-    "delta": "[0, 1)",
-    "sampling": tuple(SAMPLINGS),
-    "trust": tuple(TRUSTS),
-    "unit": ("client", "example"),
-    "relation": OrNone(tuple(RELATIONS)),
-    "visits": OrNone(IntRange(1, MOST)),
-    "dropouts": "[0, 1)",
-    "tolerance": "[0, 1)",
-    "d": OrNone(IntRange(1)),
-}
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10007
 def _most(deployment):
@@ -400,9 +392,9 @@ def _check_mechanism(deployment, mechanism, accountant):
         )
 
 
-def _stated(deployment, mechanism, made):
+def _stated(deployment, mechanism, how):
     "The guarantee with the relation asked for, its premise, and what it is about."
-    s, asked = deployment, deployment.relation
+    s, asked, made = deployment, deployment.relation, mechanism.guarantee(**how)
     if made.relation == "local" and asked in _IMPLIED:
         made = replace(made, relation=asked)
     if mechanism.summed and s.sampling == "poisson":

@@ -43,7 +43,6 @@ class Gaussian(Central):
     local: bool = False
     exact: bool = True
     name, audit_cases = "gaussian", AUDITED
-    ranges = Central.ranges | {"local": bool}
     trust = property(lambda self: "local" if self.local else "central")
 
     @property

@@ -165,7 +165,6 @@ class Imvu(Coded, LocalRenyi):
     name, server_is_deterministic, free = "imvu", True, "eps"
     audit_cases, deployment_note, accountants = AUDITED, SAFE, ACCOUNTANTS
     ranges = {"clip_norm": "(0, inf)", "beta": "(0, inf)", "eps": EPS}
-    ranges |= {"clamp": bool}
 
     def __post_init__(self):
         super().__post_init__()

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -95,11 +96,6 @@ def sampling_rate(
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscguara
 FINE = 2**16  # steps a standard deviation from which discrete noise looks normal
-
-
-def normal_part(steps: float) -> float:
-    "Deviation of normal noise that hides no more than discrete noise, over its own."
-    return normal_std(1 / steps**2) / steps
 
 
 def sum_guarantee(sigma, delta, q, rounds, note="", **about) -> Guarantee:
@@ -207,7 +203,7 @@ class Central(NoisySum):
     note = ""  # of the guarantee
     deployment_note = property(lambda self: EXACT if self.exact else INEXACT)
     relations: Any = {name: dict(relation=name) for name in RELATIONS}
-    ranges = {"clip_norm": "(0, inf)", "sigma": "(0, inf)", "exact": bool}
+    ranges = {"clip_norm": "(0, inf)", "sigma": "(0, inf)"}
 
     @property
     def std(self):
@@ -226,7 +222,9 @@ class Central(NoisySum):
 
     def normal_sigma(self, d: int | None = None) -> float:
         "Multiplier of normal noise that hides no more. [page whole_noise, Prop. 1]"
-        return self.sigma * (normal_part(self.steps) if self.exact else 1)
+        if not self.exact:
+            return self.sigma
+        return self.sigma * (normal_std(1 / self.steps**2) / self.steps)
 
     def noise_steps(self, shape: tuple, rng) -> np.ndarray:
         "Discrete Gaussian noise of std, in steps. [Canonne, Kamath & Steinke 2020]"
@@ -336,12 +334,8 @@ class Summed(NoisySum):
     summed, trust, noise_name = True, "secagg", "discrete Gaussian"
     relations: Any = {name: dict(relation=name) for name in CLAIMED}
     drawn: tuple = ()
-    ranges = {
-        "clip_norm": SCALE,
-        "sigma": SCALE,
-        "n_clients": IntRange(1),
-        "tolerance": "[0, 1)",
-    }
+    ranges = {"clip_norm": SCALE, "sigma": SCALE}
+    ranges |= {"n_clients": IntRange(1), "tolerance": "[0, 1)"}
 
     @property
     def deployment_note(self):
@@ -465,7 +459,7 @@ class Summed(NoisySum):
             run = dict(rounds=rounds, delta=delta, sampling=sampling, relation=relation)
             run |= dict(n_clients=n_clients, cohort=cohort, d=d) | fields
             names = ("pld",) if sampling == "fixed" else ("pld", "rdp-balle")
-            return smallest(self.guarantee, names, **run)
+            return smallest(partial(self.guarantee, **run, accountant=x) for x in names)
         check_choice("accountant", accountant, ACCOUNTANTS)
         fields |= self._about(sampling, **fields)
         fields |= dict(relation=relation, accountant=accountant)
@@ -533,12 +527,12 @@ LEAST = 4.0  # steps of a share from which a sum of shares is one discrete Gauss
 class LinearSketch(Summed):
     """Shares of discrete Gaussian noise on a linear sketch. [fltop Eq. 1]
 
-    A subclass has `sketch`, `expand`, and `leverage`: how much of each entry the kept
+    A subclass has `measured`, `expand`, and `leverage`: how much of each entry the kept
     values see.
     """
 
     ring = RING
-    ranges = Summed.ranges | {"sigma": OrNone(SCALE)}
+    ranges = {"sigma": OrNone(SCALE)}
     drawn = ("zero-out", "add-remove")
 
     def __post_init__(self):
@@ -572,8 +566,13 @@ class LinearSketch(Summed):
         claimed = CLAIMED if self.sigma else ()
         return {name: dict(relation=name) for name in claimed}
 
-    def clip_sketch(self, values: Tensor) -> Tensor:
-        "Bound what is summed, where noise is to hide it."
+    def measured(self, u: Tensor) -> Tensor:
+        "The values (n, K) of updates (n, d) that are sent, not yet clipped."
+        raise NotImplementedError
+
+    def sketch(self, u: Tensor) -> Tensor:
+        # measure, then clip where noise is to hide it [fltop Alg. 3, lines 25-26]
+        values = self.measured(u)
         return check_finite("u", values) if self.sigma is None else self.clip(values)
 
     def expand(self, values: Tensor, d: int) -> Tensor:
@@ -667,18 +666,24 @@ class LinearSketch(Summed):
 LISTED = 8  # most coordinates whose roundings are listed
 
 
-def listed_rounding(x: np.ndarray, norm_bound: float, back: Callable) -> tuple:
-    """Mean and variance of `back` of conditional_round's error, by listing all errors.
-
-    x: (D,) in steps, D <= LISTED. back: (n, D) rotated coordinates -> (n, d), linear.
-    """
+def roundings(x: np.ndarray, norm_bound: float) -> tuple:
+    "All that conditional_round makes of x (D,), in steps, and their chances."
     up = np.array([*product((0, 1), repeat=len(x))])
     low = np.floor(x)
     chance = np.where(up, x - low, 1 + low - x).prod(1)
     chance *= ((low + up) ** 2).sum(1) <= math.floor(norm_bound**2)
-    errors = back(low + up - x)
-    mean = chance @ errors / chance.sum()
-    return mean, chance @ (errors - mean) ** 2 / chance.sum()
+    return low + up, chance / chance.sum()
+
+
+def listed_rounding(x: np.ndarray, norm_bound: float, back: Callable) -> tuple:
+    """Mean and variance of `back` of the error of rounding, by listing all errors.
+
+    x: (D,) in steps, D <= LISTED. back: (n, D) rotated coordinates -> (n, d), linear.
+    """
+    rounded, chance = roundings(x, norm_bound)
+    errors = back(rounded - x)
+    mean = chance @ errors
+    return mean, chance @ (errors - mean) ** 2
 
 # %% ../../nbs/secagg/noisy_sums.ipynb #nscnorma
 def normal_rounding(
@@ -729,14 +734,8 @@ class OnRing(Summed):
     rotation_seed: int = 0
     tolerance: float = 0.0
     padded: bool = False
-    ranges = Summed.ranges | {
-        "n_clients": IntRange(1, 2**31),
-        "ring_bits": IntRange(2, 32),
-        "beta": "[0, 1)",
-        "k": "(0, 1e9]",
-        "rotation_seed": IntRange(0),
-        "padded": bool,
-    }
+    ranges = {"n_clients": IntRange(1, 2**31), "ring_bits": IntRange(2, 32)}
+    ranges |= {"beta": "[0, 1)", "k": "(0, 1e9]", "rotation_seed": IntRange(0)}
     relations = {name: dict(relation=name, d=1) for name in CLAIMED}
     drawn = ("zero-out",)
     ring = property(lambda self: Ring(self.ring_bits))
@@ -889,31 +888,24 @@ class OnRing(Summed):
         of the block's lifted coordinates; sign: 1: the client's vector; 0: none; -1: the
         opposite one.
         """
-        P, most, size = self.block(d), self.longest(d) ** 2, 2**self.ring_bits
+        P, size = self.block(d), 2**self.ring_bits
         std = self.sigma * self.clip_norm / self.step(d)
         share = std**2 / ((1 - self.tolerance) * self.n_clients)
         noise = self.noise_law(share, self.honest, size)
-        x = self.clip_norm / self.step(d) / math.sqrt(P)
+        x = np.full(P, self.clip_norm / self.step(d) / math.sqrt(P))
         turned = self.rotated(torch.from_numpy(self.game_axis(d)[0]))
         along = np.sign(turned[turned.abs() * P > 1e-6].numpy()).astype(int)
-        low = math.floor(x)
 
+        @cache
         def spectrum(s, z):  # of a lifted coordinate, which holds s z steps and noise
             law = np.roll(noise, s * z + size // 2)
             return np.fft.rfft(law if s > 0 else np.roll(law[::-1], 1), P * size)
 
-        table = {
-            (s, up): spectrum(s, sign * (low + up)) for s in (1, -1) for up in (0, 1)
-        }
-        total, weight = 0, 0
-        for ups in product((0, 1), repeat=P):
-            if sum((low + up) ** 2 for up in ups) > most:
-                continue
-            chance = math.prod(x - low if up else 1 + low - x for up in ups)
-            waves = [table[s, up] for s, up in zip(along, ups)]
-            total = total + chance * math.prod(waves)
-            weight += chance
-        return np.maximum(np.fft.irfft(total / weight, P * size), 0)
+        total = 0
+        for row, chance in zip(*roundings(x, self.longest(d))):
+            steps = sign * row.astype(int)
+            total = total + chance * math.prod(map(spectrum, along, steps))
+        return np.maximum(np.fft.irfft(total, P * size), 0)
 
     def profile(self, relation, eps, d, rounds):
         # of one sum from both distributions, where these are listed

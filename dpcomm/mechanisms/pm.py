@@ -81,8 +81,7 @@ class Pm(Local):
         " alone"
     )
     note = "pure: holds with delta = 0, exactly for messages, which are cells of a grid"
-    ranges = {"bound": "(0, inf)", "eps": "(0, inf)", "residuals": bool}
-    ranges |= {"count": OrNone(IntRange(1))}
+    ranges = {"bound": "(0, inf)", "eps": "(0, inf)", "count": OrNone(IntRange(1))}
 
     def __post_init__(self):
         super().__post_init__()

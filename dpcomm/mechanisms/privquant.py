@@ -46,11 +46,6 @@ def levels(bound: float, K: int) -> np.ndarray:
     "The K values from -U to U that an entry is rounded to. [sqsgd eq. 5]"
     return float(bound) * (2 * np.arange(K) - (K - 1)) / (K - 1)
 
-
-def sum_of_levels(numbers: np.ndarray, n: int, bound: float, K: int) -> np.ndarray:
-    "Sum of n levels, by the sum of their numbers."
-    return bound * (2 * numbers / (K - 1) - n)
-
 # %% ../../nbs/baselines/privquant.ipynb #90dcdb8a
 def quantise(x, bound: float, levels: int, rng) -> np.ndarray:
     "Level numbers of mean x: every entry up or down by chance. [sqsgd eq. 6]"
@@ -346,8 +341,8 @@ class Quantiser(Coded, Local):
 
     def from_sum(self, total: np.ndarray, n: int, d: int) -> Tensor:
         # the sum of the levels, over m [sqsgd Alg. 1, line 3]
-        total = sum_of_levels(total, n, self.limit(d), self.levels)
-        return torch.from_numpy(total / self.calibration(d).m)
+        levels = self.limit(d) * (2 * total / (self.levels - 1) - n)
+        return torch.from_numpy(levels / self.calibration(d).m)
 
 
 @register

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import shown
-from ..core.vectors import check_floats, check_rows, clip_l2
+from ..core.vectors import check_floats, clip_l2
 from .contract import Coded, IntRange, register
 from .noisy_sums import Central
 from ..secagg.ring import conditional_round, rounded_norm
@@ -52,11 +52,7 @@ class Quantised(Central, Coded):
     exact: bool = True
     name, audit_cases = "quantised", AUDITED
     note = "the server adds the noise and sees every sum before it"
-    ranges = Central.ranges | {
-        "level_bits": IntRange(2, 16),
-        "rounding": ROUNDINGS,
-        "top": "(0, 1]",
-    }
+    ranges = {"level_bits": IntRange(2, 16), "rounding": ROUNDINGS, "top": "(0, 1]"}
     nbits = property(lambda self: self.level_bits)
     levels = property(lambda self: 2 ** (self.level_bits - 1) - 1)  # L
 
@@ -108,11 +104,6 @@ class Quantised(Central, Coded):
 
     def values(self, d):
         return np.arange(-self.levels, self.levels + 1) * self.step(d)
-
-    def simulate(self, u: Tensor, rng) -> Tensor:
-        # rounded rows [dprec App. D.3]
-        check_rows("u", u)
-        return (self.whole(u, rng).double() * self.step(u.shape[1])).float()
 
     def moments(self, u: Tensor) -> tuple:
         # bias of clip, cut and rounding, and variance of the rounding

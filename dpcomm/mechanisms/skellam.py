@@ -48,13 +48,11 @@ class Skellam(OnRing):
     noise_name = "Skellam"
 
     def variance(self, d: int) -> Fraction:
-        "Variance of a share, in squared steps. [Agarwal, Kairouz & Liu 2021, Alg. 1]"
+        # [Agarwal, Kairouz & Liu 2021, Alg. 1]
         return Fraction(self.share / self.step(d)) ** 2
 
     def draw(self, variance: Fraction, shape: tuple, rng) -> np.ndarray:
-        """Exact noise, int64; rng: one stream, or one a row.
-        [Agarwal, Kairouz & Liu 2021, Def. 3.1]
-        """
+        # [Agarwal, Kairouz & Liu 2021, Def. 3.1]
         if not isinstance(rng, (list, tuple)):
             return skellam(variance, shape, rng)
         rows = [skellam(variance, shape[1:], stream) for stream in rng]

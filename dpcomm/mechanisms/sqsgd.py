@@ -14,23 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import shown
 from ..core.random import seed_tree
 from ..core.vectors import check_finite, check_rows, clip_l2, walsh_hadamard
 from ..core.wire import Message
-from . import privquant
+from . import privquant, topk
 from .contract import Game, IntRange, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 
 # %% ../../nbs/sqsgd/chapter.ipynb #2eacd1c5
 def subset_size(d: int, fraction: float, padded: bool = False) -> int:
     "Number d_hat of coordinates that travel. [sqsgd Alg. 2, line 3]"
-    count = math.floor(fraction * d * (1 + 1e-12))
-    if count < 1:
-        raise ValueError(
-            f"fraction is {shown(fraction)} and d is {d}: r d = {fraction * d:.3g} is below"
-            f" one coordinate: raise fraction to {1 / d:.3g} or more"
-        )
+    count = topk.size(fraction, d)
     return count if padded else 1 << count.bit_length() - 1
 
 
@@ -139,29 +133,15 @@ class SqSgd(privquant.Quantiser):
         "safe to deploy: drawn as privquant draws, with the error of floats counted in"
         " eps, but for a delta of (1 + e^eps) D 2^-1020"
     )
-    ranges = privquant.Quantiser.ranges | {
-        "fraction": "(0, 1]",
-        "alpha": "[0, 1]",
-        "beta": "(0, inf)",
-        "momentum": "[0, 1)",
-        "seed": IntRange(0),
-        "round": IntRange(0),
-        "span": ("fixed", "tight"),
-        "projected": ("gradient", "sum"),
-        "residuals": bool,
-        "rotated": bool,
-        "padded": bool,
-    }
+    ranges = {"fraction": "(0, 1]", "seed": IntRange(0), "round": IntRange(0)}
+    ranges |= {"span": ("fixed", "tight"), "projected": ("gradient", "sum")}
+    ranges |= {"alpha": "[0, 1]", "beta": "(0, inf)", "momentum": "[0, 1)"}
 
     def clip(self, u):
         return clip_l2(u, self.bound)
 
     def size(self, d: int) -> int:
-        """Entries of a message; ValueError where r d is below one. [sqsgd Alg. 2, line 3]
-
-        d: entries of the gradient, >= 1.
-        Returns: D, a power of two.
-        """
+        # D, a power of two [sqsgd Alg. 2, line 3]
         return padded_size(subset_size(d, self.fraction, self.padded))
 
     def subset(self, d: int) -> Tensor:
@@ -170,11 +150,7 @@ class SqSgd(privquant.Quantiser):
         return _drawn(self.seed, self.round, d, count).clone()
 
     def limit(self, d: int) -> float:
-        """Largest absolute entry that is quantised. [sqsgd Sec. 3.3]
-
-        d: entries of the gradient, >= 1.
-        Returns: > 0.
-        """
+        # [sqsgd Sec. 3.3]
         return span(self.bound, self.size(d), self.span)
 
     def prepare(self, rows: Tensor, d: int) -> np.ndarray:

@@ -16,11 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcomm.core.checks import (
-    check_kind,
-    check_reals,
-    shown,
-)
+from ..core.checks import check_kind, check_reals, shown
 from ..core.random import seed_tree
 from ..core.vectors import check_vector, unpack
 from .contract import IntRange, Mechanism, mechanism, register
@@ -141,13 +137,7 @@ class TopK(LinearSketch):
     tolerance: float = 0.0
     round: int = 0
     name, audit_cases = "topk", AUDITED
-    ranges = LinearSketch.ranges | {
-        "fraction": "(0, 1]",
-        "held": bool,
-        "fresh": bool,
-        "seed": IntRange(0),
-        "round": IntRange(0),
-    }
+    ranges = {"fraction": "(0, 1]", "seed": IntRange(0), "round": IntRange(0)}
 
     def __post_init__(self):
         super().__post_init__()
@@ -175,10 +165,9 @@ class TopK(LinearSketch):
             )
         return support
 
-    def sketch(self, u):
-        # restrict to the support, then clip [fltop Alg. 3, lines 25-26]
-        kept = u[:, self.current_support(u.shape[1]).index] if self.fraction < 1 else u
-        return self.clip_sketch(kept)
+    def measured(self, u):
+        # restricted to the support, before the clip [fltop Alg. 3, line 25]
+        return u[:, self.current_support(u.shape[1]).index] if self.fraction < 1 else u
 
     def expand(self, values: Tensor, d: int) -> Tensor:
         # [fltop Alg. 1, lines 11-12]

@@ -1,15 +1,14 @@
 """What the conformance suite builds: variants of every mechanism of the registry.
 
 A new mechanism needs no entry: its cases follow from its class, from `audit_cases`
-(parameters) and `ranges`. LISTED adds variants that depend on the dimension, and
-guarantees that cannot be given."""
+(parameters) and `ranges`. LISTED has variants that golden bytes name."""
 
 import dataclasses
 import math
 import os
 from collections.abc import Callable
 
-from dpcomm.mechanisms import contract, mvu, topk
+from dpcomm.mechanisms import contract, mvu, noisy_sums, topk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Case:
 def changed(mechanism, field) -> list:
     "Other values of a field; the first that its class accepts is taken."
     value = getattr(mechanism, field.name)
-    allowed = mechanism.ranges.get(field.name)
+    allowed = bool if field.type is bool else mechanism.ranges.get(field.name)
     if allowed is None or isinstance(allowed, contract.OrNone) and value is not None:
         return [None] if value is not None else []
     if allowed is bool:
@@ -52,25 +51,40 @@ def changed(mechanism, field) -> list:
     return [1] if value is None else [value + 1, 0.9 * value, 0.5]
 
 
-def variants(name: str, cases: dict, release: dict, refused: tuple = ()) -> dict:
-    "Cases of one mechanism from parameters: a dict, or a function of d."
+def variants(name: str) -> dict:
+    "Cases of one mechanism: those listed here, or its own audited parameters."
+    cls = contract.mechanism_class(name)
+    audited = {f"audited {i}": each[0] for i, each in enumerate(cls.audit_cases)}
     return {
         label: Case(
             name,
             given if callable(given) else lambda d, given=given: given,
-            release,
-            refused,
+            release(cls),
+            refused(cls),
         )
-        for label, given in cases.items()
+        for label, given in LISTED.get(name, audited).items()
     }
 
 
-def derived(name: str) -> dict:
-    "Cases of a mechanism that lists none here: its own audited parameters."
-    cls = contract.mechanism_class(name)
-    given = {f"audited {i}": each[0] for i, each in enumerate(cls.audit_cases)}
-    delta = 0.0 if issubclass(cls, contract.Local) else 1e-5
-    return variants(name, given, dict(rounds=3, delta=delta))
+def release(cls) -> dict:
+    "Arguments of a guarantee that every mechanism of a class can give."
+    run = dict(rounds=3, delta=0.0 if issubclass(cls, contract.Local) else 1e-5)
+    if issubclass(cls, noisy_sums.OnRing):
+        run["d"] = 7
+    return run | (dict(COHORT, delta=1e-3) if cls.name == "rec" else {})
+
+
+def refused(cls) -> tuple:
+    "Arguments, merged into a release, of guarantees that it cannot give."
+    families = {
+        contract.Local: (dict(d=0), dict(d=2.5)),
+        contract.LocalRenyi: (dict(relation="add-remove"), NOBODY, NO_ENTRIES),
+        noisy_sums.Central: (dict(COHORT, sampling="replacement"), UNKNOWN),
+        noisy_sums.Summed: (UNKNOWN, dict(sampling="fixed"), SWAPPED),
+        noisy_sums.OnRing: (dict(d=None), LOCAL),
+    }
+    made = REFUSED.get(cls.name, ())
+    return sum((f for kind, f in families.items() if issubclass(cls, kind)), made)
 
 
 def halves(d: int) -> tuple:
@@ -94,16 +108,23 @@ THREE = mvu.Table(
     ((0.2 * math.e, 0.8 - 0.2 * math.e, 0.2), (0.2, 0.8 - 0.2 * math.e, 0.2 * math.e)),
 )
 COHORT = dict(n_clients=100, cohort=10)
+UNKNOWN, NOBODY = dict(sampling="poisson"), dict(unit="nobody")
+NO_ENTRIES = dict(accountant="exact-balle", d=0)
 RENYI = dict(accountant="rdp-balle")  # which proves less than losses do
 SWAPPED = dict(COHORT, sampling="poisson", relation="replace", **RENYI)
 LOCAL = dict(relation="local", **RENYI)
-CENTRAL = (dict(COHORT, sampling="replacement"), dict(sampling="poisson"))
-SHARES = (dict(sampling="poisson"), dict(sampling="fixed"), SWAPPED)
-ON_RING = (dict(d=None), *SHARES, LOCAL)
+REFUSED = {
+    "mvu": (LOCAL, dict(accountant="grid-classic"), dict(d=0), NOBODY),
+    "rec": (
+        dict(sampling="poisson", accountant="theorem1-arxiv"),
+        dict(accountant="theorem1-neurips"),
+        dict(n_clients=1, accountant="theorem1-arxiv"),
+        dict(n_clients=0),
+        dict(cohort=0),
+    ),
+}
 CLIP = dict(clip_norm=1.0)
 NOISE = dict(CLIP, sigma=0.7)
-PURE = dict(rounds=3, delta=0.0)
-RDP = dict(rounds=3, delta=1e-5)
 WHOLE = dict(bound=1.0, eps=2.0, fraction=1.0, rule="best")  # of sqSGD
 
 
@@ -112,156 +133,76 @@ def part(**parameters):
     return lambda d: dict(fraction=0.6 if d > 1 else 1.0) | parameters
 
 
-# name -> variants, a guarantee that can be given, guarantees that cannot
 LISTED = {
-    "compressive": (
-        {
-            "random": lambda d: part(**NOISE, n_clients=3, chunks=min(d, 2))(d),
-            "low, tolerant": part(**NOISE, n_clients=10, kept="low", tolerance=0.2),
-            "everything": lambda d: dict(
-                NOISE, fraction=1.0, n_clients=3, chunks=min(d, 3)
-            ),
-        },
-        RDP,
-        SHARES,
-    ),
-    "gaussian": (
-        {"central": NOISE, "local": dict(NOISE, local=True)},
-        RDP,
-        CENTRAL,
-    ),
-    "ddgauss": (
-        {
-            "sixteen bits": dict(clip_norm=1.0, sigma=1.0, n_clients=20),
-            "eleven bits": dict(
-                NOISE, n_clients=5, ring_bits=11, tolerance=0.4, beta=0.3
-            ),
-            "padded": dict(NOISE, n_clients=5, padded=True),
-        },
-        dict(RDP, d=7),
-        ON_RING,
-    ),
-    "imvu": (
-        {
-            "one bit": dict(clip_norm=1.0, eps=0.5, beta=4.0),
-            "clamped": dict(clip_norm=1.0, eps=0.5, beta=4.0, clamp=True),
-            "three symbols": dict(clip_norm=1.0, eps=1.0, beta=2.0, table=THREE),
-        },
-        RDP,
-        (
-            dict(relation="add-remove"),
-            dict(accountant="fisher"),
-            dict(unit="nobody"),
-            dict(accountant="exact-balle", d=0),
+    "compressive": {
+        "random": lambda d: part(**NOISE, n_clients=3, chunks=min(d, 2))(d),
+        "low, tolerant": part(**NOISE, n_clients=10, kept="low", tolerance=0.2),
+        "everything": lambda d: dict(
+            NOISE, fraction=1.0, n_clients=3, chunks=min(d, 3)
         ),
-    ),
-    "pm": (
-        {
-            "one coordinate": dict(bound=1.0, eps=1.0),
-            "two coordinates": dict(bound=1.0, eps=6.0),
-            "every coordinate": dict(bound=1.0, eps=4.0, count=100),
-        },
-        PURE,
-    ),
-    "privquant": (
-        {
-            "paper's rule": dict(bound=1.0, levels=4, eps=3.0),
-            "best rule": dict(bound=1.0, levels=3, eps=1.0, rule="best"),
-            "one bit": dict(bound=1.0, levels=2, eps=3.0, rule="best", kappa_min=0),
-        },
-        PURE,
-        (dict(d=0), dict(d=2.5)),
-    ),
-    "quantised": (
-        {
-            "toward zero": NOISE,
-            "at random": dict(NOISE, level_bits=5, rounding="random"),
-            "at random, cut": dict(NOISE, level_bits=8, rounding="random", top=0.95),
-        },
-        RDP,
-        CENTRAL,
-    ),
-    "rec": (
-        {
-            "one group": dict(clip_norm=1.0, std=0.6, index_bits=3),
-            "two groups": lambda d: dict(CLIP, std=0.6, index_bits=2, groups=halves(d)),
-            "three groups, strong": lambda d: dict(
-                CLIP, std=0.3, index_bits=3, groups=thirds(d)
-            ),
-        },
-        dict(COHORT, rounds=3, delta=1e-3),
-        (
-            dict(sampling="poisson", accountant="theorem1-arxiv"),
-            dict(accountant="theorem1-neurips"),
-            dict(n_clients=1, accountant="theorem1-arxiv"),
-            dict(n_clients=0),
-            dict(cohort=0),
+    },
+    "gaussian": {"central": NOISE, "local": dict(NOISE, local=True)},
+    "ddgauss": {
+        "sixteen bits": dict(clip_norm=1.0, sigma=1.0, n_clients=20),
+        "eleven bits": dict(NOISE, n_clients=5, ring_bits=11, tolerance=0.4, beta=0.3),
+        "padded": dict(NOISE, n_clients=5, padded=True),
+    },
+    "imvu": {
+        "one bit": dict(clip_norm=1.0, eps=0.5, beta=4.0),
+        "clamped": dict(clip_norm=1.0, eps=0.5, beta=4.0, clamp=True),
+        "three symbols": dict(clip_norm=1.0, eps=1.0, beta=2.0, table=THREE),
+    },
+    "pm": {
+        "one coordinate": dict(bound=1.0, eps=1.0),
+        "two coordinates": dict(bound=1.0, eps=6.0),
+        "every coordinate": dict(bound=1.0, eps=4.0, count=100),
+    },
+    "privquant": {
+        "paper's rule": dict(bound=1.0, levels=4, eps=3.0),
+        "best rule": dict(bound=1.0, levels=3, eps=1.0, rule="best"),
+        "one bit": dict(bound=1.0, levels=2, eps=3.0, rule="best", kappa_min=0),
+    },
+    "quantised": {
+        "toward zero": NOISE,
+        "at random": dict(NOISE, level_bits=5, rounding="random"),
+        "at random, cut": dict(NOISE, level_bits=8, rounding="random", top=0.95),
+    },
+    "rec": {
+        "one group": dict(clip_norm=1.0, std=0.6, index_bits=3),
+        "two groups": lambda d: dict(CLIP, std=0.6, index_bits=2, groups=halves(d)),
+        "three groups, strong": lambda d: dict(
+            CLIP, std=0.3, index_bits=3, groups=thirds(d)
         ),
-    ),
-    "sqkr": (
-        {"one bit": CLIP, "private": dict(CLIP, nbits=3, eps=2.0)},
-        PURE,
-    ),
-    "signsgd": (
-        {"noisy": dict(CLIP, sigma=1.0), "quiet": dict(CLIP, sigma=0.5)},
-        RDP,
-        (
-            dict(relation="add-remove"),
-            dict(accountant="exact-classic", delta=0.0),
-            dict(accountant="exact-classic", rounds=0),
-            dict(accountant="exact-balle", d=0),
-        ),
-    ),
-    "mvu": (
-        {
-            "one bit": dict(clip_norm=1.0, eps=2.0, beta=1.5),
-            "two bits": dict(clip_norm=1.0, eps=2.0, n_inputs=5, n_outputs=4),
-        },
-        RDP,
-        (LOCAL, dict(accountant="grid-classic"), dict(d=0), dict(unit="nobody")),
-    ),
-    "skellam": (
-        {
-            "sixteen bits": dict(clip_norm=1.0, sigma=1.0, n_clients=4),
-            "tolerant": dict(NOISE, n_clients=5, ring_bits=13, tolerance=0.4),
-        },
-        dict(RDP, d=7),
-        ON_RING,
-    ),
-    "sqsgd": (
-        {
-            "fixed range": part(bound=1.0, levels=4, eps=3.0),
-            "tight, padded": dict(WHOLE, levels=2, span="tight", padded=True),
-            "as it lies": dict(WHOLE, levels=3, rotated=False, residuals=False),
-        },
-        PURE,
-        (dict(d=0),),
-    ),
-    "topk": (
-        {
-            "random": part(**NOISE, n_clients=3),
-            "given, tolerant": lambda d: part(
-                **NOISE, n_clients=10, support=first(d), tolerance=0.2
-            )(d),
-            "everything": dict(NOISE, fraction=1.0, n_clients=3),
-        },
-        RDP,
-        SHARES,
-    ),
-    "vqsgd": (
-        {
-            "one corner": dict(CLIP, eps=2.0),
-            "five corners": dict(CLIP, eps=1.0, repeats=5),
-            "compression": dict(CLIP, eps=math.inf, repeats=3),
-        },
-        PURE,
-        (dict(d=0), dict(d=2.5)),
-    ),
+    },
+    "sqkr": {"one bit": CLIP, "private": dict(CLIP, nbits=3, eps=2.0)},
+    "signsgd": {"noisy": dict(CLIP, sigma=1.0), "quiet": dict(CLIP, sigma=0.5)},
+    "mvu": {
+        "one bit": dict(clip_norm=1.0, eps=2.0, beta=1.5),
+        "two bits": dict(clip_norm=1.0, eps=2.0, n_inputs=5, n_outputs=4),
+    },
+    "skellam": {
+        "sixteen bits": dict(clip_norm=1.0, sigma=1.0, n_clients=4),
+        "tolerant": dict(NOISE, n_clients=5, ring_bits=13, tolerance=0.4),
+    },
+    "sqsgd": {
+        "fixed range": part(bound=1.0, levels=4, eps=3.0),
+        "tight, padded": dict(WHOLE, levels=2, span="tight", padded=True),
+        "as it lies": dict(WHOLE, levels=3, rotated=False, residuals=False),
+    },
+    "topk": {
+        "random": part(**NOISE, n_clients=3),
+        "given, tolerant": lambda d: part(
+            **NOISE, n_clients=10, support=first(d), tolerance=0.2
+        )(d),
+        "everything": dict(NOISE, fraction=1.0, n_clients=3),
+    },
+    "vqsgd": {
+        "one corner": dict(CLIP, eps=2.0),
+        "five corners": dict(CLIP, eps=1.0, repeats=5),
+        "compression": dict(CLIP, eps=math.inf, repeats=3),
+    },
 }
 # A mechanism of one's own: DPCOMM_MECHANISM=my.module:Class, or several with spaces.
 places = os.environ.get("DPCOMM_MECHANISM", "").split()
 OWN = [*map(contract.import_mechanism, places)]
-CASES = {
-    name: variants(name, *LISTED[name]) if name in LISTED else derived(name)
-    for name in contract.registered()
-}
+CASES = {name: variants(name) for name in contract.registered()}
