@@ -13,7 +13,6 @@ from tables import tabled
 from dpcomm import Deployment, cli, mechanism, registered
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import choose as choosing
-from dpcomm.privacy import audit
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
@@ -193,15 +192,10 @@ def test_nothing_that_sends_a_part_is_listed_with_all_of_it(choice, known):
     assert {r.name: r.built for r in whole.rows}["topk"].fraction == 1
 
 
-def test_noise_that_drowns_the_signal_is_said_and_what_to_change():
-    drowned = Deployment(50_000, 1_000, 100, 1e-6, "fixed", "secagg", d=4_096)
-    found = choosing.choose(drowned, 1.0)
-    assert found.best.error > 1 and "pass visits=6" in found.advice
+def test_noise_that_drowns_the_signal_is_said_where_everybody_takes_part():
+    found = choosing.choose(Deployment(4, 4, 9, 1e-6, sampling="none", d=256), 1.0)
+    assert "visits" not in found.advice and "raise cohort" in found.advice
     assert found.advice in str(found) and found.advice in found.as_dict()["advice"]
-    better = choosing.choose(replace(drowned, visits=6), 1.0)
-    assert better.best.error < 1 and better.advice == ""
-    alone = choosing.choose(Deployment(4, 4, 9, 1e-6, sampling="none", d=256), 1.0)
-    assert "visits" not in alone.advice and "raise cohort" in alone.advice
 
 
 def test_the_command_prints_tables_and_json(capsys):
@@ -217,18 +211,3 @@ def test_the_command_prints_tables_and_json(capsys):
     assert found["rows"][0]["mechanism"] == asked.best.name
     assert cli.main([*words.split(), "--cohort", "6000"]) == 2
     assert "cohort is 6000 of 5000 clients" in capsys.readouterr().err
-
-
-@tabled("name", ["gaussian", "privquant", "pm", "topk"])
-def test_the_attack_notices_half_of_the_noise(name):
-    "And not the whole; the page audits every row."
-    row = by_name(Deployment(10, 10, 1, 1e-6, sampling="none", d=16), 4.0)[name]
-    m, known = row.built, row.built.relations
-    relation = row.guarantee.relation if row.guarantee.relation in known else "local"
-    less = 0.5 if m.free == "sigma" else 2.0
-    for factor in (1.0, less):
-        played = replace(m, **{m.free: getattr(m, m.free) * factor})
-        run = relation, 4_000, seed_tree(0, "attacked", name)
-        against = audit.claims(m, relation, d=16)
-        refuted = audit.judge_play(played, *run, against=against, d=16).refuted
-        assert refuted == (factor == less)

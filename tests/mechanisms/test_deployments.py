@@ -1,5 +1,6 @@
 "Deployments: what they promise, what calibration finds, and what they refuse."
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -18,41 +19,16 @@ KNOWN = replace(AMPLIFIED, sampling="fixed", trust="secagg", d=500)
 STEPS = ("privquant", "sqsgd")  # spend what a whole number of matches spends
 
 
-def own(deployment, m, sampling="none", releases=None, **more):
-    "The mechanism's own guarantee, by its own keywords, written out here."
-    said = dict(rounds=releases or deployment.messages, delta=deployment.delta)
-    if m.name not in ("rec", "gaussian", "quantised", "topk", "compressive"):
-        said["d"] = deployment.d
-    if sampling != "none":
-        said |= dict(n_clients=deployment.n_clients, cohort=deployment.cohort)
-    if m.name not in PURE:
-        said["relation"] = more.get(
-            "relation", "local" if m.name == "rec" else "zero-out"
-        )
-    found = []
-    for name in KNOWN_BY.get(
-        m.name, ("pure" if m.name in PURE else "rdp-balle", "pld")
-    ):
-        found.append(m.guarantee(sampling=sampling, accountant=name, **said))
-    return min(found, key=lambda made: made.eps)
-
-
-PURE = ("pm", "privquant", "sqkr", "sqsgd", "vqsgd")
-KNOWN_BY = dict(mvu=("mixture-balle",), rec=("exact-balle",))
-KNOWN_BY |= dict.fromkeys(("signsgd", "imvu"), ("exact-balle", "pld"))
-
-
-def expected(deployment, m):
-    "What is proved of a mechanism at one of the three deployments."
-    if deployment is AMPLIFIED and m.trust != "local":
-        drawn = own(deployment, m, "poisson", deployment.rounds)
-        return min(drawn, own(deployment, m), key=lambda made: made.eps)
-    if deployment is FIXED and m.trust != "local":
-        return own(deployment, m, "fixed", deployment.rounds)
-    if deployment is FIXED and m.name == "rec":
-        drawn = own(deployment, m, "fixed", deployment.rounds, relation="replace")
-        return min(drawn, own(deployment, m), key=lambda made: made.eps)
-    return own(deployment, m)
+def proved(s, m):
+    "The smaller of what the mechanism proves of the draw, and of all messages of a client."
+    about = {"relation": "zero-out"} if "zero-out" in m.relations else {}
+    about |= {"d": s.d} if "d" in inspect.signature(m.guarantee).parameters else {}
+    drawn = dict(n_clients=s.n_clients, cohort=s.cohort, sampling=s.sampling)
+    ways = [dict(rounds=s.messages, sampling="none")]
+    if s.trust == "central" and s.sampling in m.samplings:
+        ways.append(dict(rounds=s.rounds, **drawn))
+    made = [m.guarantee(delta=s.delta, **way, **about) for way in ways]
+    return min(made, key=lambda one: one.eps)
 
 
 @tabled("name", registered())
@@ -66,8 +42,9 @@ def test_every_mechanism_is_calibrated_at_three_deployments(name):
         made = deployment.calibrate(name, eps, rule="best") if name in STEPS else None
         made = made or deployment.calibrate(name, eps)
         stated = deployment.guarantee(made)
-        proved = expected(deployment, made)
-        told, wanted = ((g.eps, g.trust, g.rounds) for g in (stated, proved))
+        told, wanted = (
+            (g.eps, g.trust, g.rounds) for g in (stated, proved(deployment, made))
+        )
         assert told == wanted
         assert stated.eps <= eps and stated.delta == deployment.delta
         if name not in STEPS:

@@ -202,39 +202,26 @@ def test_privquant_spends_at_most_its_epsilon(d, K, eps, rule):
 
 
 def test_a_coin_reads_as_many_bits_as_it_takes():
-    p = np.array([3 * 2.0**-55, 1 - 2.0**-53, 0.3, 5e-324])
-    for q in p:
-        found = probability(
-            lambda n: below(
-                np.array([(n >> BITS - 53) * 2.0**-53]), np.array([q]), later(n)
-            )
-        )
-        assert abs(found - Fraction(q)) <= min(found, 1 - found) / 2**69
+    for p in (3 * 2.0**-55, 1 - 2.0**-53, 0.3, 5e-324):
 
+        def lower(number, p=p):
+            tape = Tape(number)
+            return below(tape.random(1), np.array([p]), tape)
 
-def later(number):
-    "The stream of what comes after the first 53 bits."
-    tape = Tape(number)
-    tape.take(53)
-    return tape
+        found = probability(lower)
+        assert abs(found - Fraction(p)) <= min(found, 1 - found) / 2**69
 
 
 @tabled("weights", [(1.0, 1e-300, 2.0), (1e-40, 0.0, 1.0), (3.0, 5.0)])
 def test_symbols_have_exactly_their_shares(weights):
     steps = np.cumsum(weights)[:-1, None] / sum(weights)
+
+    def symbol(number):
+        tape = Tape(number)
+        return symbols_by_inversion(tape.random(1), steps, lambda at: weights, tape)[0]
+
     for k in range(len(weights) - 1):
-        found = probability(
-            lambda n: (
-                symbols_by_inversion(
-                    np.array([(n >> BITS - 53) * 2.0**-53]),
-                    steps,
-                    lambda at: weights,
-                    later(n),
-                )[0]
-                <= k
-            )
-        )
         exact = sum(map(Fraction, weights[: k + 1])) / sum(map(Fraction, weights))
-        assert abs(found - exact) <= exact / 2**69
-        alone = probability(lambda n: choose(weights, 0, 0, Tape(n)) <= k)
-        assert abs(alone - exact) <= exact / 2**69
+        for draw in (symbol, lambda n: choose(weights, 0, 0, Tape(n))):
+            found = probability(lambda n: draw(n) <= k)
+            assert abs(found - exact) <= exact / 2**69

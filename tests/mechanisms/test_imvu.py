@@ -1,5 +1,5 @@
-"""I-MVU from its parts: closed form, divergences, coins, messages. What
-every mechanism must do is in test_conformance.
+"""I-MVU from its parts: closed form, divergences, privacy. What every mechanism must do
+is in test_conformance, coins are in test_exact_coins.
 
 Statistical tests have false-alarm rate 1e-6 and fixed seeds.
 """
@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from laws import radius
 from scipy.special import logsumexp
 from tables import tabled
 
@@ -51,32 +50,6 @@ def test_the_fisher_bound_holds_over_all_reals_and_for_every_table(i):
         (x, y), a = rng.uniform(-1, 2, 2), 1 + 10 ** rng.uniform(-1.5, 1.5)
         bound = a / 2 * M * (x - y) ** 2
         assert renyi(a, pmf(x, table), pmf(y, table)) <= bound * (1 + 1e-7) + 1e-12
-
-
-# ---- coins
-
-
-class Cells:
-    "A stream whose sixteen-bit numbers all lie in one cell."
-
-    def __init__(self, cell):
-        self.cell, self.fine = cell, seed_tree(0, "cell", cell)
-
-    def integers(self, top, size, dtype):
-        return np.full(size, self.cell * (1 + 2**16 + 2**32 + 2**48), dtype)
-
-    def random(self, shape):
-        return self.fine.random(shape)
-
-
-@tabled("cell", [0, 1, 1000, 2**15, 2**16 - 2, 2**16 - 1])
-@tabled("part", [0.0, 0.04, 0.3, 0.97, 1.0])
-def test_coins_whose_first_bits_do_not_decide_are_exact(cell, part):
-    "All uniforms in one cell, the probability at a known point of it."
-    p, n = (cell + part) / 2**16, 20_000
-    z = math.log(p) - math.log1p(-p) if 0 < p < 1 else math.copysign(800.0, p - 0.5)
-    heads = imvu.coins(torch.full((n,), z, dtype=torch.float64), Cells(cell)).mean()
-    assert abs(heads - part) <= radius(math.sqrt(part * (1 - part)), n, 30) + 1e-6
 
 
 # ---- the mechanism

@@ -197,17 +197,11 @@ def test_honest_shares_keep_the_promise():
     for tolerance in (0.0, 0.1, 0.5):
         share = noisy_sums.share_std(2.0, 1.5, 40, tolerance)
         assert math.sqrt((1 - tolerance) * 40) * share == pytest.approx(3.0)
-    assert MECH.share == noisy_sums.share_std(0.5, 1.5, 20, 0.25)
-    assert MECH.scale == noisy_sums.grid(0.5, 1.5, 20, 0.25)
-    assert dataclasses.replace(MECH, sigma=None).share == 0
 
 
 @drawn
 @given(
-    st.floats(1e-3, 1e3),
-    st.floats(0.01, 50),
-    st.integers(1, 10_000),
-    st.floats(0, 0.9),
+    st.floats(1e-3, 1e3), st.floats(0.01, 50), st.integers(1, 10_000), st.floats(0, 0.9)
 )
 def test_the_noisy_sum_fits_the_ring_and_the_grid_is_no_coarser_than_needed(
     clip, sigma, n, tolerance
@@ -219,26 +213,17 @@ def test_the_noisy_sum_fits_the_ring_and_the_grid_is_no_coarser_than_needed(
     assert math.log2(scale).is_integer()
 
 
-def spread(x, std, comparisons=1, slack=0.0):
-    "Whether normal numbers around zero have this deviation."
-    n, x = x.size, np.asarray(x, float)
-    off, most = abs(x.var() - std**2), radius(math.sqrt(2) * std**2, n, comparisons)
-    return abs(x.mean()) <= radius(std, n, comparisons) and off <= most + slack
-
-
-def test_noise_has_the_deviation_of_its_shares():
-    rows, plain = torch.zeros(3, 5000), dataclasses.replace(MECH, sigma=None)
+def test_shares_of_few_steps_are_simulated_as_whole_steps():
+    plain, rows = dataclasses.replace(MECH, sigma=None), torch.full((400, 50), 0.1)
     assert torch.equal(plain.simulate(rows, None), rows)
-    noisy = MECH.simulate(rows, [seed_tree(i) for i in range(3)])
-    assert spread(noisy.numpy(), MECH.share)
-    total = MECH.noise(20_000, 20, seed_tree(4)).numpy()
-    assert spread(total, math.sqrt(20) * MECH.share)
     coarse = TopK(1.0, 1.0, 1.0, 520_000)
-    rows = torch.full((400, 50), 0.1)
     rows = coarse.simulate(rows, [seed_tree(i) for i in range(400)])
     steps, share = rows.double().numpy() / coarse.scale, coarse.share / coarse.scale
     assert np.allclose(steps, np.round(steps), atol=1e-3) and 4 <= share < 8
-    assert spread(steps - np.trunc(0.1 / coarse.scale), share, 2, 1e-3 * share**2)
+    noise = steps - np.trunc(0.1 / coarse.scale)
+    assert abs(noise.mean()) <= radius(share, noise.size, 2)
+    off = abs(noise.var() - share**2)
+    assert off <= radius(math.sqrt(2) * share**2, noise.size, 2) + 1e-3 * share**2
     # FL-TOP's own shares are drawn as normal numbers
     assert MECH.share >= noisy_sums.FINE * MECH.scale
 
@@ -366,22 +351,8 @@ def test_an_entry_on_the_grid_stays_on_it(bits, clip):
 
 def test_the_cut_ends_the_grid():
     u = torch.tensor([[0.9, 0.1, -0.3]])
-    m, r = (Quantised(1.0, 1.0, 8, rounding, 0.25) for rounding in ("zero", "random"))
-    sent = m.simulate(u, None)
-    assert sent[0].tolist() == pytest.approx([0.25, 0.1, -0.25], abs=0.25 / 127)
-    assert sent[0, 0] == -sent[0, 2] == pytest.approx(0.25, rel=1e-4)
-    bias, variance = m.moments(u)
-    torch.testing.assert_close(bias, sent - u)
-    assert not variance.any()
-    bias, variance = r.moments(u)
-    assert bias[0].tolist() == pytest.approx([0.25 - 0.9, 0.0, 0.05], abs=3e-3)
-    # what is cut is certain
-    assert not variance[0, [0, 2]].any() and 0 < variance[0, 1] <= (0.25 / 127) ** 2 / 4
-
-
-def test_exact_noise_has_the_promised_deviation():
-    n, rows = 400_000, torch.zeros(1, 400_000)
-    m = Gaussian(2.0, 1.5)
-    z = m.noise_steps(rows.shape, seed_tree(0)) * m.scale
-    assert abs(z.std() - 3.0) < 6 * 3.0 / (2 * n) ** 0.5
-    assert abs(z.mean()) < 6 * 3.0 / n**0.5
+    for rounding in ("zero", "random"):
+        m = Quantised(1.0, 1.0, 8, rounding, 0.25)
+        sent = m.simulate(u, seed_tree(0, "cut"))
+        assert sent[0].tolist() == pytest.approx([0.25, 0.1, -0.25], abs=0.25 / 127)
+        assert sent[0, 0] == -sent[0, 2] == pytest.approx(0.25, rel=5e-3)

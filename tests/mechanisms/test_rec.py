@@ -4,7 +4,6 @@ of it.
 
 import math
 import struct
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -196,20 +195,6 @@ def test_selection_moments_at_the_ends(s, K):
         assert last > 1 - 200 / s
 
 
-# ---- cost
-
-
-def test_encoding_needs_little_memory():
-    "2**10 candidates of 50,000 entries are 200 MB."
-    m, u = rec.Rec(1.0, 0.5, 10), update(0.8, 50_000)
-    m.encode(u[:10], Insecure(0))
-    tracemalloc.start()
-    m.encode(u, Insecure(0))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 * 2**20
-
-
 # ---- the paper's accountant
 
 RUN = dict(delta=1e-3, n_clients=100, cohort=10)
@@ -269,8 +254,3 @@ def test_what_the_choice_lacks_of_exact_is_paid_for_or_said_first():
     short = many.guarantee(delta=1e-5, **run)
     assert "as if the choice of a candidate were exact" in short.premises["proof"]
     assert not short.theorem
-    usual = 1000, 100**-1.1, 100, 10
-    usual = rec.Rec(0.5, 1.0).guarantee(*usual, accountant="exact-balle")
-    run = rec_accountant.RecRun(10_000, 100, 128, 1)
-    bare = rec_accountant.exact_epsilon(0.5, run, 100**-1.1, "balle").eps
-    assert not usual.premises and bare < usual.eps < bare * (1 + 1e-6)

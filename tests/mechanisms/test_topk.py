@@ -28,18 +28,7 @@ def test_a_support_is_a_set_in_order():
     assert len(Support([4])) == 1 and Support([4]).digest[:12] in repr(Support([4]))
 
 
-@tabled(
-    "fraction, d, k",
-    [
-        (0.001, 1_663_370, 1663),
-        (0.005, 1_663_370, 8316),
-        (0.1, 1_663_370, 166337),
-        (1.0, 7, 7),
-        (0.29, 100, 29),
-        (0.57, 100, 57),
-        (0.0001, 1_496_601, 149),
-    ],
-)
+@tabled("fraction, d, k", [(0.005, 1_663_370, 8316), (1.0, 7, 7), (0.29, 100, 29)])
 def test_k_is_the_floor_of_r_n(fraction, d, k):
     "Not one less where r n is a whole number that floats miss: 0.29 * 100 is 28.999999999999996."
     assert topk.size(fraction, d) == k
