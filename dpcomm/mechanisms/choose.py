@@ -456,7 +456,6 @@ def choose(
 
 
 def _in_order(rows):
-    "By error, ties by the bits that a client sends."
     rest = sorted(rows, key=lambda row: row.error)
     while rest:
         tied = [row for row in rest if row.error <= TIE * rest[0].error]
@@ -531,7 +530,6 @@ def _number(x, unit=""):
 
 
 def _described(row):
-    "Parameters, and what is given up."
     given = ", ".join(
         f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
         for k, v in row.parameters.items()

@@ -567,7 +567,7 @@ def smallest(accounts) -> Guarantee:
     return min(made, key=lambda one: one.eps)
 
 
-COMPRESSES = "simulation only: eps = inf compresses without privacy"  # a note
+COMPRESSES = "simulation only: eps = inf compresses without privacy"
 
 # %% ../../nbs/foundations/contract.ipynb #5e9ca305
 class Local(Mechanism):
@@ -580,7 +580,8 @@ class Local(Mechanism):
 
     eps: float
     note = "pure: holds with delta = 0"  # of the guarantee
-    free = "eps"
+    free, safe = "eps", ""  # what a deployment is told of a finite eps
+    deployment_note = property(lambda self: self.safe if self.relations else COMPRESSES)
 
     @property
     def relations(self):
@@ -700,7 +701,6 @@ def _entry_points():
 
 
 def _ours():
-    "Names of the mechanisms of this package."
     package = importlib.import_module("dpcomm.mechanisms")
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
     return modules - set(COMMON)

@@ -17,14 +17,7 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_kind,
-    check_number,
-    check_reals,
-    shown,
-)
+from ..core.checks import check_between, check_kind, check_reals, shown
 from ..core.random import below, row_streams
 from ..core.vectors import check_finite
 from .contract import Coded, LocalRenyi, register
@@ -115,9 +108,7 @@ def rdp_exact(
     kappa: eps * beta. d: dimension; None: the limit, which no dimension exceeds.
     Returns nats at each order: that of the even vector.
     """
-    a = check_reals("orders", orders, "(1, 1e15]")
-    swap = check_choice("relation", relation, RELATIONS) == "replace"
-    check_number("kappa", kappa, "(0, 1e100]")
+    a, swap = check_reals("orders", orders, "(1, 1e15]"), relation == "replace"
     limit = a * kappa**2 / (2 if swap else 8)
     if d is None:
         return limit

@@ -15,13 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_number,
-    check_reals,
-    check_stream,
-)
+from ..core.checks import check_between, check_choice, check_number, check_reals
 from ..core.random import row_streams
 from .contract import Coded, register
 from .mvu_table import PROBLEM, Table, check_problem, solve
@@ -110,10 +104,10 @@ class Mvu(Coded):
     def symbols(self, u: Tensor, rng) -> np.ndarray:
         # clip, scale, dither, draw [Chaudhuri, Guo & Rabbat 2022]
         u = self.clip(u)
-        rows = [(torch.flatten(u), rng)]
         if isinstance(rng, (list, tuple)):
-            rows = zip(u, row_streams(rng, len(u)))
-        drawn = [self._drawn(row, check_stream(stream)) for row, stream in rows]
+            drawn = [self._drawn(*each) for each in zip(u, row_streams(rng, len(u)))]
+        else:
+            drawn = self._drawn(torch.flatten(u), *row_streams(rng, 1))
         return np.array(drawn, np.uint8).reshape(u.shape)
 
     def values(self, d):

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.random import private_stream, public_seed, seed_tree, uniform_rows
 from ..core.vectors import WIDE, check_rows, check_vector, hadamard, walsh_hadamard
 from ..core.wire import Message, pack_bits, unpack_bits
-from .contract import COMPRESSES, Game, IntRange, Local, register
+from .contract import Game, IntRange, Local, register
 from ..privacy.hypothesis_tests import profile_of_two_ratios
 from ..secagg.discrete import symbols_by_inversion
 
@@ -184,8 +184,7 @@ class Sqkr(Local):
     support: float = 0.8
     frame_seed: int = 0
     name, server_is_deterministic, seed_bits = "sqkr", True, 32
-    audit_cases = AUDITED
-    deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
+    audit_cases, safe = AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "nbits": IntRange(1, 512), "eps": "(0, inf]"}
     ranges |= {"shrink": "(0, 1)", "support": "(0, 1]", "frame_seed": IntRange(0)}
 

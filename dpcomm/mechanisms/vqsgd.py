@@ -17,13 +17,7 @@ from ..core.checks import check_stream
 from ..core.random import private_stream, row_streams
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
 from ..core.wire import Message, pack_bits
-from dpcomm.mechanisms.contract import (
-    COMPRESSES,
-    IntRange,
-    Local,
-    register,
-    symbol_game,
-)
+from .contract import IntRange, Local, register, symbol_game
 from .sqkr import keep_probability, kept
 
 # %% ../../nbs/baselines/vqsgd.ipynb #945e401e
@@ -53,8 +47,7 @@ class VqSgd(Local):
     eps: float
     repeats: int = 1
     name, server_is_deterministic = "vqsgd", True
-    deployment_note = property(lambda self: SAFE if self.eps < math.inf else COMPRESSES)
-    audit_cases = AUDITED
+    audit_cases, safe = AUDITED, SAFE
     ranges = {"clip_norm": "(0, inf)", "eps": "(0, inf]", "repeats": IntRange(1, 2**24)}
 
     def corners(self, x, rng: np.random.Generator, repeats: int) -> np.ndarray:
