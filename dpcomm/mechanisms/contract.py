@@ -665,10 +665,8 @@ class LocalRenyi(Mechanism):
         if accountant is None:
             run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
             run |= dict(unit=unit, d=d, orders=orders)
-            each = (
-                partial(self.guarantee, **run, accountant=one) for one in self.tight
-            )
-            return smallest(each)
+            names = self.tight
+            return smallest(partial(self.guarantee, **run, accountant=x) for x in names)
         check_choice("accountant", accountant, tuple(self.accountants))
         about = dict(relation=relation, sampling=check_everyone(sampling), unit=unit)
         about |= dict(accountant=accountant, rounds=rounds, scope="total")

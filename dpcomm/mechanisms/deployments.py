@@ -95,12 +95,16 @@ class Deployment(Checked):
     @property
     def messages(self) -> int:
         "The most messages that one client sends."
-        return _most(self) if self.visits is None else self.visits
+        return self._most if self.visits is None else self.visits
+
+    @property
+    def _most(self):  # of one client where nothing limits them
+        return self.rounds * (self.cohort if self.sampling == "replacement" else 1)
 
     @property
     def capped(self) -> bool:
         "Whether a client may reach its message limit before the last round."
-        return self.messages < _most(self)
+        return self.messages < self._most
 
     @property
     def least(self) -> int:
@@ -237,12 +241,6 @@ class Deployment(Checked):
         return seen, promised
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10007
-def _most(deployment):
-    "Messages of one client where nothing limits them."
-    twice = deployment.cohort if deployment.sampling == "replacement" else 1
-    return deployment.rounds * twice
-
-
 def _check_groups(deployment):
     sizes, d = deployment.groups, deployment.d
     if d is not None:
@@ -279,9 +277,9 @@ def _check_cohort(deployment):
         )
     if visits is None:
         return
-    if visits > (most := _most(s)):
+    if visits > s._most:
         raise ValueError(
-            f"visits is {visits}; a client sends at most {most} messages in"
+            f"visits is {visits}; a client sends at most {s._most} messages in"
             f" {s.rounds} rounds: lower visits, or leave it out"
         )
     needed = s.rounds * s.cohort

@@ -55,12 +55,11 @@ class SignSgd(Coded, LocalRenyi):
     def symbols(self, u: Tensor, rng) -> np.ndarray:
         # clip, toss a coin an entry [Jin et al. 2020]
         n, streams = len(u), row_streams(rng, len(u))
+        by_row = isinstance(rng, (list, tuple))
         signs = np.empty(u.shape, np.uint8)
         for rows in np.array_split(np.arange(n), max(1, min(n, u.numel() // PIECE))):
             v = self.clip(u[rows]).double().cpu().numpy() / self.std
-            stream = (
-                [streams[i] for i in rows] if isinstance(rng, (list, tuple)) else rng
-            )
+            stream = [streams[i] for i in rows] if by_row else rng
             rare = bernoulli(ndtr(np.maximum(-np.abs(v), -FAR)), stream)
             signs[rows] = rare == (v < 0)
         return signs

@@ -206,9 +206,8 @@ class Sqkr(Local):
         honest = torch.from_numpy(kept(draws[:, -1], 2.0**self.nbits, self.eps, rng))
         coins = torch.from_numpy(draws[:, :-1])
         first, second = (2 * coins).split(self.nbits, 1)
-        return (
-            2.0 * torch.where(honest[:, None], first < 1 + x, second < 1).double() - 1
-        )
+        plus = torch.where(honest[:, None], first < 1 + x, second < 1)
+        return 2.0 * plus.double() - 1
 
     def _unsampled(self, total, f):
         # back to d dimensions, sampling and lies undone [Chen et al. 2020, Sec. 3]
