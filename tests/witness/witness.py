@@ -65,7 +65,7 @@ def mechanisms():
             moments = [
                 float(x) for m in mechanism.moments(update) for x in m.reshape(-1)
             ]
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, IndexError, TypeError, ValueError):
             moments = None
         result[label] = dict(
             repr=repr(mechanism),
