@@ -24,15 +24,14 @@ def test_the_three_mechanisms_of_figure_3_fit_into_the_bits_of_pm(task):
     for eps in base.eps:
         spare = mnist.spare_bits(eps)
         for key, curve in mnist.matched(base, eps).items():
-            bits = curve.mechanism().bits(base.d).content
+            bits = curve.bits(base.d).content
             assert spare / 2 < bits <= spare and (bits == spare or "pm" not in key)
 
 
 @tabled("task", TASKS)
 def test_figures_take_the_papers_settings(task):
     c = TASKS[task].settings("full")
-    every = mnist.papers_curves(c.base)
-    curves = {key: curve.mechanism() for key, curve in every.items()}
+    curves = mnist.papers_curves(c.base)
     levels = paper_setting(task, "levels.fig1")
     assert {curves[f"fig1.K{K}"].levels for K in levels} == set(levels)
     ratios = {*mnist.RATIOS, c.base.fraction}
@@ -57,10 +56,7 @@ def test_every_claim_of_the_paper_is_computed_from_curves_that_exist(task):
 
 
 def test_additions_differ_from_the_papers_curves_in_one_thing():
-    base, added = (
-        {key: curve.mechanism() for key, curve in some(LENET).items()}
-        for some in (mnist.papers_curves, mnist.additions)
-    )
+    base, added = mnist.papers_curves(LENET), mnist.additions(LENET)
     change = dataclasses.replace
     assert not set(base) & set(added)
     assert added["best.eps200"] == change(base["fig2.eps200"], rule="best")

@@ -24,24 +24,6 @@ COUNTS = ("model.lenet5.parameters", "model.resnet110.parameters", "rounds_per_e
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #a9feae00
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    "A mechanism before it is made."
-
-    kind: str  # sqsgd, pm, vqsgd or plain
-    args: tuple = ()
-    more: dict = dataclasses.field(default_factory=dict)
-
-    def mechanism(self):
-        if self.kind == "plain":
-            return topk.scheme("FL-STD", 1.0, 10, 1.0)
-        made = dict(sqsgd=sqsgd.SqSgd, pm=pm.Pm, vqsgd=vqsgd.VqSgd)[self.kind]
-        return made(*self.args, **self.more)
-
-    def changed(self, **more):
-        return dataclasses.replace(self, more=self.more | more)
-
-
-@dataclasses.dataclass(frozen=True)
 class Base:
     "Settings common to all curves of a task. [sqsgd Sec. 4]"
 
@@ -54,11 +36,11 @@ class Base:
     fixed_eps: float = 400.0  # of Figures 1, 4 and 5
     momentum: float = 0.9  # on the clients
 
-    def sqsgd(self, K=None, eps=None, fraction=None, **others) -> Curve:
+    def sqsgd(self, K=None, eps=None, fraction=None, **others) -> sqsgd.SqSgd:
         "sqSGD with everything else as in the base setting."
         eps, fraction = float(eps or self.fixed_eps), fraction or self.fraction
         args = self.bound, K or self.levels, eps, fraction
-        return Curve("sqsgd", args, {"momentum": self.momentum} | others)
+        return sqsgd.SqSgd(*args, **{"momentum": self.momentum} | others)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #4dbfd90a
 def spare_bits(eps: float) -> int:
@@ -77,8 +59,8 @@ def matched(base: Base, eps: float) -> dict:
     copies = corner_copies(base, eps)
     return {
         f"sqsgd.eps{eps:g}": base.sqsgd(base.matched_levels, eps, fraction),
-        f"pm.eps{eps:g}": Curve("pm", (base.bound, float(eps))),
-        f"vqsgd.eps{eps:g}": Curve("vqsgd", (base.bound, float(eps), copies)),
+        f"pm.eps{eps:g}": pm.Pm(base.bound, float(eps)),
+        f"vqsgd.eps{eps:g}": vqsgd.VqSgd(base.bound, float(eps), copies),
     }
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #b0502a04
@@ -86,7 +68,7 @@ RATIOS = (0.001, 0.05, 0.01)  # of Figure 4
 
 
 def papers_curves(base: Base) -> dict:
-    "Key -> Curve, of all curves of the paper's five figures. [sqsgd Figs. 1-5]"
+    "Key -> mechanism, of all curves of the paper's five figures. [sqsgd Figs. 1-5]"
     curves = {f"fig1.K{K}": base.sqsgd(K) for K in (8, 2, 32)}
     curves |= {f"fig2.eps{eps:g}": base.sqsgd(eps=eps) for eps in base.eps[::-1]}
     for eps in base.eps[::-1]:
@@ -98,7 +80,7 @@ def papers_curves(base: Base) -> dict:
 
 
 def additions(base: Base) -> dict:
-    "Key -> Curve, of those that the paper does not have."
+    "Key -> mechanism, of curves that the paper does not have."
     curves, eps, top = {}, base.eps[::-1], base.eps[-1]
     for name, others in (
         ("best", dict(rule="best")),
@@ -107,19 +89,17 @@ def additions(base: Base) -> dict:
     ):
         curves |= {f"{name}.eps{e:g}": base.sqsgd(eps=e, **others) for e in eps}
     curves |= {
-        f"projected.{key}": curve.changed(projected="sum")
+        f"projected.{key}": dataclasses.replace(curve, projected="sum")
         for key, curve in papers_curves(base).items()
         if key.startswith(("fig1", "fig5", "ratio", "sqsgd"))
     }
     for e in eps:
-        pm = Curve("pm", (base.bound, float(e)), dict(residuals=True))
-        curves[f"residuals.pm.eps{e:g}"] = pm
+        curves[f"residuals.pm.eps{e:g}"] = pm.Pm(base.bound, float(e), residuals=True)
     copies, fixed = corner_copies(base, top), f"eps{base.fixed_eps:g}"
-    honest = Curve("vqsgd", (base.bound, top / copies, copies))
-    curves[f"honest.vqsgd.eps{top:g}"] = honest
+    curves[f"honest.vqsgd.eps{top:g}"] = vqsgd.VqSgd(base.bound, top / copies, copies)
     curves[f"memoryless.{fixed}"] = base.sqsgd(residuals=False, momentum=0.0)
     curves[f"unrotated.{fixed}"] = base.sqsgd(rotated=False)
-    return curves | {"plain": Curve("plain")}
+    return curves | {"plain": topk.scheme("FL-STD", 1.0, 10, 1.0)}
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #e65b039c
 def claims(base: Base, early: int) -> dict:
@@ -183,13 +163,9 @@ class Comparison:
     early: int  # round after ten epochs
 
     @property
-    def curves(self) -> dict:
+    def mechanisms(self) -> dict:
         every = papers_curves(self.base) | additions(self.base)
         return {key: every[key] for key in self.keys}
-
-    @property
-    def mechanisms(self) -> dict:
-        return {key: curve.mechanism() for key, curve in self.curves.items()}
 
 
 def comparison(
@@ -211,28 +187,27 @@ def comparison(
     return Comparison(task, scale, images, net, base, changes, keys, 10 * per_epoch)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #9c77e0d9
-SPECIAL = {  # field of SqSgd -> value -> words
-    "projected": {"sum": "the sum projected"},
-    "span": {"tight": "tight range"},
-    "rule": {"best": "best threshold"},
-    "residuals": {False: "no residuals"},
-    "rotated": {False: "not rotated"},
+SPECIAL = {  # field of SqSgd, value -> words
+    ("projected", "sum"): "the sum projected",
+    ("span", "tight"): "tight range",
+    ("rule", "best"): "best threshold",
+    ("residuals", False): "no residuals",
+    ("rotated", False): "not rotated",
 }
 
 
-def describe(curve: Curve) -> str:
+def describe(m) -> str:
     "A mechanism in words, as 'sqSGD, eps 400, K = 16, r = 0.5 %'."
-    if curve.kind == "plain":
+    if m.name == "topk":
         return "no privacy"
-    _, *args = curve.args
-    if curve.kind == "pm":
-        return f"PM, eps {args[0]:g}" + ", residuals" * len(curve.more)
-    if curve.kind == "vqsgd":
-        return f"vqSGD, {args[1]} times eps {args[0]:.4g}"
-    K, eps, fraction = args
-    what = f"sqSGD, eps {eps:g}, K = {K}, r = {100 * fraction:.2g} %"
-    special = (words.get(curve.more.get(f)) for f, words in SPECIAL.items())
-    return ", ".join([what, *filter(None, special)])
+    if m.name == "pm":
+        return f"PM, eps {m.eps:g}" + ", residuals" * m.residuals
+    if m.name == "vqsgd":
+        return f"vqSGD, {m.repeats} times eps {m.eps:.4g}"
+    what = f"sqSGD, eps {m.eps:g}, K = {m.levels}, r = {100 * m.fraction:.2g} %"
+    return ", ".join(
+        [what, *(w for (f, v), w in SPECIAL.items() if getattr(m, f) == v)]
+    )
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #056472b8
 @cache
@@ -243,36 +218,23 @@ def federation(name: str, n_clients: int = 10):
     return images.Federation(data, parts, "iid, ten equal parts")
 
 
-def clients(seed: int, c: Comparison):
-    return federation(c.images, c.changes["cohort"])
-
-
-def spec(config, sizes, curve: Curve):
+def spec(config, sizes, made):
     "Momentum is on the clients, where the memory is, or on the server. [sqsgd Sec. 3.2]"
-    made = curve.mechanism()
-    on_clients = curve.kind == "sqsgd" and made.momentum > 0
-    server = "sgd" if on_clients else "momentum"
-
-    def promise(rounds):
-        return made.guarantee(rounds=rounds)
-
-    config = dataclasses.replace(config, server=server)
-    return Spec(made, config, None if curve.kind == "plain" else promise)
-
-
-def gathered(mechanism, memory) -> dict:
-    "Mean norm of the coordinates that the next messages would hold. [sqsgd Alg. 2]"
-    if mechanism.name != "sqsgd" or memory is None:
-        return {}
-    d = memory.shape[-1]
-    share = math.sqrt(mechanism.size(d) / d)
-    return {"gathered": float(memory[:, 0].norm(dim=1).mean()) * share}
+    on_clients = made.name == "sqsgd" and made.momentum > 0
+    config = dataclasses.replace(config, server="sgd" if on_clients else "momentum")
+    return Spec(made, config, None if made.name == "topk" else made.guarantee)
 
 
 def with_memory(outcome, task, done, cell: str) -> dict:
-    "Accuracy, and what is gathered; only the whole run has an epsilon."
-    history = [at | {"eps": None} for at in done.history]
-    final = history[-1] | gathered(task.mechanism, done.memory)
+    """Accuracy, and the mean norm of the coordinates that the next messages would hold; only
+    the whole run has an epsilon. [sqsgd Alg. 2]
+    """
+    history, m = [at | {"eps": None} for at in done.history], task.mechanism
+    final = history[-1]
+    if m.name == "sqsgd" and done.memory is not None:
+        d = done.memory.shape[-1]
+        norm = float(done.memory[:, 0].norm(dim=1).mean())
+        final = final | {"gathered": norm * math.sqrt(m.size(d) / d)}
     cells = {cell: [final["accuracy"], "percent"]}
     return outcome | dict(final=final, history=history, cells=cells)
 
@@ -284,11 +246,12 @@ def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
     data, seeds = names.get(c.images, (c.images,)), dict(seeds=(0, 1, 2))
     common = seeds | dict(data=data, memory=memory, minutes=minutes)
     common |= dict(net=c.net, law="glorot", changes=c.changes)
-    common |= dict(clients=partial(clients, c=c), noted={"model": f"{c.net}, glorot"})
+    common |= dict(clients=lambda seed: federation(c.images, c.changes["cohort"]))
+    common |= dict(noted={"model": f"{c.net}, glorot"})
     lines = []
-    for key, curve in c.curves.items():
+    for key, curve in c.mechanisms.items():
         cell = f"ours.{c.scale}.{c.images}.accuracy.{key}"
-        made = dict(spec=partial(spec, curve=curve))
+        made = dict(spec=partial(spec, made=curve))
         made |= dict(after=partial(with_memory, cell=cell))
         who = key, describe(curve), c.scale, (cell,)
         lines.append(Line(*who, **common | made))
@@ -316,7 +279,7 @@ def settings(scale: str) -> Comparison:
 # %% ../../../nbs/sqsgd/mnist.ipynb #2b49cd84
 def counted(line: Line, seed: int, inputs, how, c: Comparison) -> dict:
     "Weights of the networks, and rounds of an epoch."
-    dealt = clients(0, c)
+    dealt = line.clients(0)
     numbers = [models.MODELS[net][1] for net in ("lenet5", "resnet110")]
     batches = c.changes["cohort"] * c.changes["batch"]
     numbers.append(-(-len(dealt.data.y) // batches))
@@ -330,5 +293,6 @@ def grid(scale: str) -> list:
     c, data = settings(scale), () if scale == "smoke" else ("mnist",)
     minutes = {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale]
     who = "counts", "weights, and rounds of an epoch", scale, COUNTS
-    how = dict(data=data, trains=False, compute=partial(counted, c=c))
-    return [*listed(c, minutes), Line(*who, **how)]
+    lines = listed(c, minutes)
+    how = dict(data=data, trains=False, clients=lines[0].clients)
+    return [*lines, Line(*who, compute=partial(counted, c=c), **how)]
