@@ -53,10 +53,7 @@ GAP = re.compile(
 
 
 def fill(text: str, paper: str, found: verdicts.Evidence = None) -> str:
-    """A sentence with the numbers of the records; '' where one of them was not run.
-
-    text: with gaps as {% key}, {n key}, {se key}, {paper key}, {holds pattern}.
-    """
+    "A sentence with our numbers in gaps as {% key}; '' where one was not run."
     found = found or verdicts.evidence(paper)
     cells = {c.key: c for c in paper_tables.cells(paper)}
 
@@ -107,7 +104,6 @@ class ClaimStatus:
 
 
 def _numbers(claim, paper, found):
-    "The numbers that a claim is about, with ours."
     return [
         (c, found.summary(c))
         for c in paper_tables.cells(paper)
@@ -161,7 +157,6 @@ def table(paper: str, found: verdicts.Evidence = None, base: str = "..") -> Tabl
 
 # %% ../../nbs/evidence/claims.ipynb #9883cd13
 def counts(paper: str, found: verdicts.Evidence = None) -> str:  # '4 reproduced'
-    "The claims of a paper, counted."
     judged = Counter(r.status for r in rows(paper, found))
     return ", ".join(f"{judged[s]} {s}" for s in STATUS if s in judged)
 
@@ -225,7 +220,6 @@ def tally(paper: str, table: str = None, found: verdicts.Evidence = None) -> dic
 
 # %% ../../nbs/evidence/claims.ipynb #51559f0b
 def tally_text(counted: dict) -> str:
-    "What `tally` returns in words."
     classes = []
     for name, each in counted.items():
         parts = ", ".join(f"{n:,} {w}" for w, n in each.items() if w != name)
@@ -235,7 +229,6 @@ def tally_text(counted: dict) -> str:
 
 # %% ../../nbs/evidence/claims.ipynb #5fece444
 def _bar(counted, link=""):
-    "A tally as a bar with its counts beneath."
     parts = [(w, n) for each in counted.values() for w, n in each.items()]
     pieces = "".join(
         f'<span title="{n:,} {html.escape(w)}" style="flex:{n} 0 2px;'
@@ -262,7 +255,6 @@ def _bar(counted, link=""):
 
 
 def bar(paper: str, table: str = None, base: str = "..") -> Shown:
-    "The verdict bar of a paper or of one of its tables."
     return _bar(tally(paper, table), f"{base}/reference/results.ipynb#{paper}")
 
 # %% ../../nbs/evidence/claims.ipynb #bffa80a6

@@ -61,10 +61,7 @@ def printed(cell: paper_tables.Cell) -> str:
 
 
 def measured(s, cell: paper_tables.Cell = None, seeds: bool = True) -> str:
-    """Our Summary, as '61.36 ± 4.40 (4)'.
-
-    cell: the paper's number; None where it prints none. seeds: not for a formula.
-    """
+    "Our Summary, as '61.36 ± 4.40 (4)'; cell: the paper's number, where it prints one."
 
     def form(value):
         if cell and float(value).is_integer() and "." not in str(cell.value):
@@ -87,7 +84,6 @@ LONG = 12  # lines, from which on those that agree are folded
 
 
 def folded(line: str, table: Table) -> Table:
-    "A table behind a line, unfolded by a click."
     return replace(table, folded=line)
 
 # %% ../../nbs/evidence/page_tables.ipynb #8f3d6676
@@ -208,10 +204,7 @@ def paper_line(
 
 # %% ../../nbs/evidence/page_tables.ipynb #091e3f37
 def run_guarantees(rows, title: str = "Guarantees and message sizes") -> Table:
-    """Epsilons and message sizes of the runs of a page.
-
-    rows: of (name, Guarantee or None, {relation: Guarantee} as run, bits of content).
-    """
+    "Epsilons and message sizes of the runs of a page; rows: of `lines.promises`."
     lines, used = [], set()
     for name, g, as_run, bits in rows:
         stated, as_run = ("no privacy", "", "", ""), as_run or {}
@@ -245,12 +238,8 @@ COHORTS = {
 
 
 def epsilon_as_run(found, whose: str, planned=()) -> Shown:
-    """Epsilons whose premise the runs of a page do not meet, and the runs' own.
-
-    found: of Record, of one experiment and scale.
-    whose: the method, or methods, whose printed epsilons are for other cohorts.
-    planned: rows of `promises`, for records that do not hold their own epsilon.
-    Returns: two sentences a premise, none where every guarantee is the run's own.
+    """Epsilons whose premise the runs of a page do not meet, and the runs' own; planned:
+    rows of `lines.promises`, for records that do not hold their own.
     """
     ways, rows = {}, [(r.guarantee, r.as_run) for r in found]
     for _, promise, as_run, _ in planned:

@@ -140,7 +140,6 @@ AFTER_A_LOOK = 0.995  # level of an interval whose seeds were added after a look
 
 
 def within_tolerance(gap: float, limit: float) -> bool:
-    "Whether a gap is within a limit, the limit included."
     return gap <= limit * (1 + 1e-9) + 1e-12
 
 
@@ -311,7 +310,6 @@ class Ours:
 
     @property
     def summary(self) -> Summary:
-        "Mean over the seeds."
         s = cell_summary(list(self.values.values()), self.unit)
         level = AFTER_A_LOOK if self.beyond else 0.95
         return replace(s, day=min(self.days, default=None), level=level)
@@ -393,7 +391,6 @@ class Evidence:
 
 # %% ../../nbs/evidence/verdicts.ipynb #e7871c49
 def evidence_of(*found) -> Evidence:
-    "Evidence that records hold."
     full, seen = [], set()
     for each in found:
         mine = [r for r in each if r.scale == "full" and r.identity not in seen]
@@ -424,7 +421,6 @@ def intervals(paper: str, found=None) -> int:
 
 
 def expected_false(n: int) -> str:
-    "Expected number of misses among several 95 % intervals."
     return (
         f"{n:,} of these verdicts rest on a 95 % interval; chance alone is expected to"
         f" make up to {0.05 * n:.1f} of them false."

@@ -53,9 +53,7 @@ PREMISE = (
 def as_run(
     mechanism, config: Config, n_clients: int, rounds: int, delta: float, d: int = None
 ) -> dict:
-    """Guarantee of a run with cohorts of a fixed size.
-    [fltop/privacy, Props. B and C; Kairouz et al. 2021]
-    """
+    "With cohorts of a fixed size. [fltop/privacy, Props. B, C; Kairouz et al. 2021]"
     if isinstance(mechanism, ddg.DDGauss):
         run = dict(rounds=rounds, delta=delta, d=d, accountant="rdp-balle")
         return {r: mechanism.guarantee(relation=r, **run) for r in mechanism.relations}
@@ -112,9 +110,7 @@ def rec(
 def ddgauss(
     config: Config, n_clients: int, clip: float, eps: float, d: int, ring_bits: int
 ) -> Spec:
-    """The distributed discrete Gaussian with the least noise for a budget; ValueError
-    where the bits are too few for it. [Kairouz et al. 2021]
-    """
+    "The least noise for a budget; ValueError for too few bits. [Kairouz et al. 2021]"
     run = config.cohort, d, config.rounds, config.cohort / n_clients, ring_bits
     delta = delta_of(n_clients)
     mechanism = ddg.calibrate(eps, delta, clip, *run, most=50.0, padded=True)
@@ -124,9 +120,7 @@ def ddgauss(
 def calibrated_sigma(
     eps: float, n_clients: int, cohort: int, rounds: int, tight: bool = False
 ) -> float:
-    """DP-FedAvg's noise multiplier for a budget, by the paper's accountant or by its
-    privacy-loss distribution, four decimals, rounded up. [dprec App. C.2; accounting]
-    """
+    "DP-FedAvg's noise multiplier for a budget, rounded up. [dprec App. C.2; accounting]"
     run = delta_of(n_clients), cohort / n_clients, rounds
     how, ends = dict(accountant="rdp-classic", orders=INTEGER_ORDERS), (0.3, 1e3, 1e-6)
     if tight:
@@ -142,11 +136,7 @@ def calibrated_sigma(
 def calibrated_c(
     eps: float, n_clients: int, cohort: int, rounds: int, n_groups: int, by=None, bits=7
 ) -> float:
-    """DP-REC's clip over standard deviation for a budget, four decimals, rounded down.
-    [dprec App. C.2; dprec/theorem, Prop. H]
-
-    by: None, Algorithm 7; exact-balle; pld-exact, which is looked for just above that.
-    """
+    "DP-REC's clip over std for a budget, rounded down. [dprec App. C.2; theorem, Prop. H]"
     slots, delta = rounds * cohort, delta_of(n_clients)
     if by is None:
         run = dict(slots=slots, n_clients=n_clients, nbits=n_groups * bits)
@@ -160,16 +150,12 @@ def calibrated_c(
 
 
 def local_epsilon(c: float, nbits: int, delta: float) -> float:
-    """The local guarantee of one message of DP-REC, as Algorithm 7 gives it.
-    [dprec Sec. 4.1]
-    """
+    "The local guarantee of one message of DP-REC, by Algorithm 7. [dprec Sec. 4.1]"
     return theorem1_epsilon(c, 1, 1, nbits, delta).eps
 
 
 def equal_local_sigma(c: float, nbits: int, delta: float) -> float:
-    """Noise multiplier of a client's own noise with the same local guarantee as DP-REC,
-    four decimals, rounded up. [dprec Sec. 4.1]
-    """
+    "Noise of a client's own, as private as a message of DP-REC. [dprec Sec. 4.1]"
     how = dict(relation="zero-out", trust="local", accountant="rdp-classic")
 
     def at(sigma):
@@ -197,9 +183,7 @@ def budget_spec(
     std: float = None,
     **more,
 ) -> Spec:
-    """DP-FedAvg or DP-REC at a budget, by a given noise or clip, else as stated at the
-    paper's number of clients, solved for elsewhere. [dprec App. C.2]
-    """
+    "A given noise or clip, else as stated, solved for at other sizes. [dprec App. C.2]"
     paper_setting, run = partial(stated, "dprec", task), (config.cohort, config.rounds)
     if not setting and n_clients == paper_setting("n_clients"):
         setting = stated_setting(task, eps, kind)

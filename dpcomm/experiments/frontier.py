@@ -53,7 +53,6 @@ class Setting:
     lr: float = 0.1  # of local steps
 
     def deployment(self, trust: str = "central"):
-        "Participation and trust."
         who = self.n_clients - self.held, self.cohort, self.rounds, DELTA
         how = dict(sampling="fixed", trust=trust, relation="zero-out")
         return Deployment(*who, **how, visits=self.visits, d=models.MODELS[self.net][1])
@@ -92,11 +91,7 @@ FEWER_OF_MANY = dict(ddgauss=16, skellam=16)  # 12 do not hold the large network
 
 @cache
 def rows(s: Setting, eps: int, bits: float = None, trust: str = "central") -> dict:
-    """Ranking by `choose` for a task, under the one definition of this page: name of a
-    mechanism -> Candidate.
-
-    bits: most a parameter; None: any. trust: the most that is believed.
-    """
+    "Name -> Candidate, as `choose` ranks them; bits: most a parameter. [page frontier]"
     asked = s.deployment(trust)
     how = dict(accountants=RENYI, tried=choose.grids(asked.d, bits, True))
     ranked = choose.choose(asked, float(eps), bits, **how).rows
@@ -114,9 +109,7 @@ def row_of(s: Setting, kind: str, eps: int, few: bool = False):
 
 @cache
 def federations(s: Setting) -> tuple:
-    """Three of images.Federation: who trains, with held-out clients' images to test on and
-    with the test set; who is held out.
-    """
+    "Who trains, tested on those held out and on the test set; who is held out."
     data = images.load(s.images)
     if data.writers is not None:
         parts, rule = images.by_writer(data.writers), "a client a writer"
@@ -132,11 +125,7 @@ def federations(s: Setting) -> tuple:
 
 # %% ../../nbs/experiments/frontier.ipynb #fa235fc0
 def train(s: Setting, row, changes: dict, clients, seed: int, **how) -> tuple:
-    """One training: Task, federated.Run, rounds -> Guarantee or None.
-
-    row: choose.Candidate; None: no privacy. changes: of Config. seed: root of all random
-    numbers but the partition's. how: as federated.simulate takes it.
-    """
+    "One training: Task, federated.Run, rounds -> Guarantee; row: Candidate, or None."
     plain = dict(fraction=1.0, clip_norm=s.clip, sigma=None, n_clients=s.cohort)
     made = row.mechanism(s.clip) if row else mechanism("topk", **plain)
     model = models.build(s.net, seed_tree(seed, "init"))
@@ -170,10 +159,7 @@ def tune(line: Line, seed: int, inputs, how: dict, s: Setting, kind: str) -> dic
 
 
 def trained(line: Line, seed: int, inputs, how: dict, s: Setting, kind, row):
-    """Train with the step that the tuning found.
-
-    kind: with its way. row: () -> Candidate; None: no privacy.
-    """
+    "Train with the step that the tuning found; row: () -> Candidate, or None."
     (best,), row = (record.final for record in inputs.values()), row and row()
     changes = dict(server_lr=best["server_lr"]) | line.changes
     task, done, promise = train(s, row, changes, federations(s)[1], seed, **how)
@@ -214,11 +200,7 @@ SLOWER = {"sqkr": {"linear": 10, "cnn": 120}}
 
 
 def asked_of(s: Setting, kinds) -> dict:
-    """End of a key -> mechanism, epsilon, whether with fewer bits.
-
-    s: of a scale.
-    kinds: ids of mechanisms.
-    """
+    "End of a key -> mechanism, epsilon, whether with fewer bits."
     asked = {}
     for eps in s.budgets:
         for kind in kinds:
@@ -318,9 +300,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(made, by: str = "predicted") -> Agreement:
-    """Agreement of two orders of the points of one task and epsilon, four or more: smaller
-    error, by 'predicted' or 'informed', and higher accuracy. [Spearman 1904]
-    """
+    "How far smaller errors go with accuracy at one task and epsilon. [Spearman 1904]"
     known = [p for p in made if getattr(p, by) is not None]
     if len(known) < 4 or len({(p.task, p.eps) for p in known}) > 1:
         raise ValueError("an order needs four points or more, of one task and epsilon")

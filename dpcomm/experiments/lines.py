@@ -95,9 +95,7 @@ def counted(line, seed: int, inputs, how) -> dict:
 
 
 def tensor_groups(net) -> tuple:
-    """Sizes of one group a tensor, or of eight equal ones where there are only two
-    tensors. [dprec App. C.2]
-    """
+    "Sizes of a group a tensor, or of eight where there are only two. [dprec App. C.2]"
     sizes = tuple(p.numel() for p in net.parameters())
     if len(sizes) > 2:
         return sizes

@@ -64,12 +64,7 @@ def blocks(d: int, clients: int, seed: int):
 
 # %% ../../nbs/experiments/mean_estimation.ipynb #599dc5c4
 def round_error(mechanism, gain: float, n: int, vectors, rng) -> float:
-    """Squared error of the average of one round, against the clients' own.
-
-    gain: that estimates are divided by, > 0. vectors: (k, d) blocks of those that are
-    played, n rows or fewer; without bias where fewer are played. rng: stream of the
-    messages, and of the server's noise.
-    """
+    "Squared error of a round's average, without bias where `vectors` are fewer than n."
 
     def square(x):
         return float(x.double() @ x.double())
@@ -113,7 +108,6 @@ def plays(name: str, d: int, n: int, entries: int) -> tuple:
 
 
 def play(line: Line, seed: int, inputs, how, name, d, n, bits, entries) -> dict:
-    "Play rounds of one mechanism at one size."
     choice = choice_for(d, n, bits)
     row = next((row for row in choice.rows if row.name == name), None)
     config = dict(kind=name, d=d, n=n, eps=EPS, limit=bits)

@@ -29,11 +29,8 @@ FAR = 1e6  # a clip that nothing reaches
 
 
 def spec(config, sizes, n_clients: int, method: str, eps=3, bits: int = 7, size=None):
-    """Mechanism, configuration and guarantee of one line.
-    [dprec Fig. 2, Table 3, Sec. 4.1]
-
-    method: rec; sample, of DP-REC's Gaussian; local, DP-FedAvg whose noise every client
-    adds itself; coded, DP-REC without a clip; plain, averaging. size: of all groups.
+    """method: rec; sample, of DP-REC's Gaussian; local, DP-FedAvg whose noise every client
+    adds itself; coded, DP-REC without a clip; plain. [dprec Fig. 2, Table 3, Sec. 4.1]
     """
     fixed, drawn = (replace(config, sampling=law) for law in ("fixed", "replacement"))
     std = paper_setting("rec.std")

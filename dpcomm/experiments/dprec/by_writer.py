@@ -23,9 +23,7 @@ FIELDS = dict(
 
 
 def paper_config(task: str, **changes) -> dict:
-    """Fields of Config as a task's text states them, and changes of them.
-    [dprec App. C.2]
-    """
+    "Fields of Config as a task's text states them, and changes. [dprec App. C.2]"
     setting = partial(stated, "dprec", task)
     fields = {field: setting(name) for field, name in FIELDS.items()}
     server = SERVERS[setting("server_optimizer")]
@@ -99,9 +97,7 @@ def made_of(s: dict, is_long: bool) -> dict:
 
 
 def spec(config, sizes, eps: int, kind: str, n_clients: int):
-    """One line of FEMNIST's columns; ValueError for a DDGauss whose bits are too few.
-    [dprec Table 1]
-    """
+    "ValueError for a DDGauss whose bits are too few. [dprec Table 1]"
     if "ddg" not in kind:
         return accounts.budget_spec(config, sizes, "femnist", eps, kind, n_clients)
     clip, ring_bits = paper_setting("fedavg.clip"), int(kind[3:])

@@ -41,9 +41,7 @@ def n_groups(task: str) -> int:
 
 
 def protocol(task: str, method: str, rounds: int = None, indices: int = None) -> dict:
-    """Arguments of downlink.count_bits: the message, the alternative to the history, the
-    draws.
-    """
+    "Arguments of downlink.count_bits: message, alternative to the history, draws."
     d, rec = paper_setting("n_params", task), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
     state, seed_bits = 0, 0
@@ -71,9 +69,7 @@ EVERY += [f"femnist.local.{m}" for m in ("fedavg", "rec")]
 
 @cache
 def protocol_of(name: str) -> dict:
-    """The protocol of one of EVERY, whose bytes the printed gigabytes count.
-    [dprec Tables 1, 3; Sec. 4.1]
-    """
+    "Of one of EVERY, whose bytes the printed gigabytes count. [dprec Tables 1, 3]"
     task, *study, method = name.split(".")
     if not study:
         return protocol(task, method)
@@ -102,9 +98,7 @@ ACCOUNTANTS = {
 
 
 def mechanism_of(task: str, eps: str, kind: str):
-    """Stated noise of DP-FedAvg, stated clip of DP-REC; with a clip or a prior of size one,
-    on which no epsilon depends. [dprec App. C.2]
-    """
+    "Stated noise or clip; with the rest, on which no epsilon depends. [dprec App. C.2]"
     if kind == "rec":
         clip, groups = paper_setting(f"rec.c.{eps}", task), (1,) * n_groups(task)
         return mechanism("rec", clip_norm=clip, std=1.0, groups=groups)

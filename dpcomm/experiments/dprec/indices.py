@@ -54,10 +54,7 @@ def told(logits):
 
 
 def along(u, v, m) -> tuple:
-    """Updates as the codes see them: each group's length over std, and its part along v.
-
-    u: updates, (n, d). v: the last server update, (d,). m: Rec.
-    """
+    "Length of groups over std, and part along the last server update v, (n, groups)."
     cut, sizes = m.clip(u) / m.std, list(m.sizes(u.shape[1]))
 
     def square(x):
@@ -68,11 +65,7 @@ def along(u, v, m) -> tuple:
 
 
 def choose(length, part, rng) -> tuple:
-    """Draw candidates and choices of n groups.
-
-    Returns: bits told, rank of the choice along v, b of all candidates and of the
-    choice.
-    """
+    "Of n groups: bits told, rank of the choice along v, b of all candidates and of it."
     cosine = np.clip(part / np.maximum(length, 1e-30), -1, 1)[:, None]
     x = rng.standard_normal((len(length), K))
     b = cosine * x + np.sqrt(1 - cosine**2) * rng.standard_normal(x.shape)
@@ -85,12 +78,7 @@ CODES = ("told", "tilt", "oracle", "rank")
 
 
 def price(state: dict, lengths, parts, rng) -> list:
-    """Price one round, then learn from it.
-
-    state: counts of ranks, sum and number of b chosen; changed in place. lengths, parts:
-    (n, groups).
-    Returns: bits an index that each of CODES saves.
-    """
+    "Bits an index that each of CODES saves in a round, from which `state` then learns."
     saved, ranks, chosen, beta = [], [], [], state["sum"] / max(state["n"], 1)
     table = np.log2(K * state["counts"] / state["counts"].sum())
     for length, part in zip(lengths, parts):
@@ -110,10 +98,7 @@ def price(state: dict, lengths, parts, rng) -> list:
 
 
 def priced_run(m, net, clients, config, seed: int, workers: int = 1) -> tuple:
-    """Train with one Rec and price its indices. [dprec Alg. 8]
-
-    Returns: history of bits saved, scores and traffic at the end, last updates (n, d).
-    """
+    "Bits saved a round, scores and traffic, last updates, of one Rec. [dprec Alg. 8]"
     torch.set_num_threads(1)
     state, history, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, [], None
     w = flatten(p.detach() for p in net.parameters())
@@ -146,9 +131,7 @@ TESTS = ("p", "entropy", "entropy_corrected", "adaptive")
 
 
 def evenness(k) -> tuple:
-    """Whether indices, (n,), are uniform: p of a chi-square test, entropy, corrected
-    entropy, bits of an adaptive code. [Pearson 1900; Miller 1955]
-    """
+    "p of chi-square, entropy, corrected, adaptive code. [Pearson 1900; Miller 1955]"
     n, counts = len(k), np.bincount(k, minlength=K)
     plain = special.entr(counts / n).sum() / math.log(2)
     code = special.gammaln(n + K / 2) - special.gammaln(K / 2)
@@ -159,11 +142,7 @@ def evenness(k) -> tuple:
 
 
 def both_indices(m, updates, seed: int, n_messages: int, first: int) -> tuple:
-    """Indices of real messages, each with a seed of its own, and as many of one group among
-    one public set of candidates; both (n_messages * first,).
-
-    m: Rec with equal groups. updates: (n, d), taken in turn. first: groups of each.
-    """
+    "Of messages with a seed each, and of one group among one public set of candidates."
     size, fresh = m.groups[0], []
     many, length = replace(m, groups=(size,) * first), size * first
     for i in range(n_messages):
@@ -190,10 +169,7 @@ def network(scale: str, seed: int = 0):
 
 
 def spec(line: Line, clips: bool, size: int = None):
-    """Mechanism and guarantee of a case. [dprec App. C.2, Table 3]
-
-    size: of equal groups; None: a group a tensor.
-    """
+    "Mechanism and guarantee; size: of equal groups. [dprec App. C.2, Table 3]"
     config, std = Config(**line.changes), paper_setting("rec.std")
     sizes = tuple(p.numel() for p in network(line.scale).parameters())
     if clips:

@@ -30,9 +30,7 @@ def settings(scale: str) -> dict:
 
 # %% ../../../nbs/dprec/mean.ipynb #632a14cc
 def vectors(seed: int, d: int, n: int, means: tuple = (10, 1)):
-    """The clients' vectors, (n, d) float32, rows of norm one.
-    [Chen et al. 2020, published notebook]
-    """
+    "The clients' vectors, (n, d), rows of norm one. [Chen et al. 2020, notebook]"
     x = seed_tree(seed, "data").standard_normal((n, d))
     x += np.repeat([[means[0]], [means[1]]], [n // 2, n - n // 2], axis=0)
     return torch.from_numpy(x / np.linalg.norm(x, axis=1, keepdims=True)).float()
@@ -44,20 +42,14 @@ def away(x, t: float):
 
 
 def collision(ratio):
-    """Expected sum of the squared probabilities of two candidates.
-
-    ratio: length over standard deviation, any shape.
-    """
+    "Expected sum of two candidates' squared probabilities; ratio: length over std."
     z = np.linspace(-8, 8, 4001)
     weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
     return (1 + np.tanh(np.multiply.outer(ratio, z) / math.sqrt(2)) ** 2 @ weight) / 2
 
 
 def rec_error(x, t: float, std: float) -> float:
-    """DP-REC's squared error with one bit, summed over coordinates, in closed form.
-
-    x: (n, d). t, std: of the prior.
-    """
+    "DP-REC's squared error with one bit, summed over coordinates; x: (n, d)."
     phi, (n, d) = away(x, t).double().numpy(), x.shape
     norm = np.linalg.norm(phi, axis=1)
     grid = np.linspace(norm.min(), norm.max() + 1e-9, 60)
@@ -67,11 +59,7 @@ def rec_error(x, t: float, std: float) -> float:
 
 
 def sqkr_error(x, m, public: bool = False) -> float:
-    """SQKR's error in closed form, over the choice of the coordinate. [Chen et al. 2020]
-
-    x: (n, d), rows of norm one. m: Sqkr of one bit. public: all answer for one
-    coordinate.
-    """
+    "SQKR's, over the choice of the coordinate; public: one for all. [Chen et al. 2020]"
     n, d = x.shape
     if not public:
         return (d * m.level**2 - 1) / n
@@ -86,7 +74,6 @@ def least_bits(slots: int, delta: float) -> int:
 
 # %% ../../../nbs/dprec/mean.ipynb #2b954add
 def method(key: str):
-    "SQKR or DP-REC. [dprec App. D.2]"
     if key.startswith("sqkr"):
         shrink, support = paper_setting("sqkr.shrink"), paper_setting("sqkr.support")
         return mechanism("sqkr", clip_norm=1.0, shrink=shrink, support=support)
@@ -125,7 +112,6 @@ def about(scale: str) -> dict:
 
 
 def estimated(line: Line, seed: int, inputs, how, t: float) -> dict:
-    "Estimate one mean."
     s, (cell,), m = settings(line.scale), line.fills, method(line.key)
     x, bits = vectors(seed, **s), m.bits(s["d"])
     away_by = estimate(line.key, x, seed, t) - x.mean(0)

@@ -40,7 +40,6 @@ def settings(scale: str) -> dict:
 # %% ../../../nbs/dprec/shakespeare.ipynb #69ee23ca
 @cache
 def federation(scale: str):
-    "The roles of a scale. [dprec App. C.1]"
     s = settings(scale)
     if s["text"] == "roles":
         return shakespeare.shakespeare(None, s["n_clients"], s["shorten"], s["n_test"])
@@ -49,7 +48,6 @@ def federation(scale: str):
 
 
 def network(seed: int, hidden: int):
-    "The recurrent network with the weights of a seed."
     net = models.CharLSTM(hidden=hidden)
     return models.initialise(net, seed_tree(seed, "init"))
 

@@ -34,9 +34,7 @@ KINDS = {
 # %% ../../../nbs/dprec/tight.ipynb #a4e81849
 @cache
 def setting(eps: int, kind: str) -> float:
-    """Clip over std of DP-REC, or noise multiplier of DP-FedAvg, that a budget allows by
-    one accountant. [page dprec/theorem]
-    """
+    "Clip over std, or noise multiplier, that a budget allows. [page dprec/theorem]"
     paper_setting = partial(stated, "dprec", "mnist")
     run = [paper_setting(name) for name in ("n_clients", "cohort", "rounds")]
     if kind == "fedavg-tight":

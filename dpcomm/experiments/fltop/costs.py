@@ -93,9 +93,7 @@ def as_run(task: str) -> dict:
 
 # %% ../../../nbs/fltop/costs.ipynb #c84e7a68
 def at_ratio(line: Line, seed, inputs, how, task: str, ratio: str) -> dict:
-    """Costs and epsilons of every row of one ratio, and the traffic of a whole run: of
-    FL-TOP, or of FL-STD at 100 %.
-    """
+    "Costs and epsilons of every row of one ratio, and the traffic of a whole run."
     s, k = settings("full")[task], entries(task, ratio)
     cells, squares = {}, []
     for row in rows_at(task, ratio):

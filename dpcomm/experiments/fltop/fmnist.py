@@ -66,7 +66,6 @@ class Public:
 
     @cached_property
     def start(self):
-        "Initial weights, (d,)."
         return pack(self.model)
 
     @cached_property
@@ -77,10 +76,7 @@ class Public:
         return topk.public_gradients(self.model, self.start, steps=steps, **how)
 
     def update(self, mask=None):
-        """Update of a client that holds the public batch, (d,). [fltop Alg. 2]
-
-        mask: (d,) 1 where a weight may move; None: all of them.
-        """
+        "Update of a client that holds the public batch; mask: 1 where weights may move."
         changes = self.study.changes
         plan = torch.arange(len(self.x)).repeat(1, changes["epochs"], 1)
         how = dict(x=self.x, y=self.y, plan=plan, lr=changes["lr"], mask=mask)
@@ -88,14 +84,10 @@ class Public:
 
     @cached_property
     def free(self):
-        "Update of all weights, (d,)."
         return self.update()
 
     def mechanism(self, scheme: Scheme, seed: int = 0, clip: float = None):
-        """The mechanism of a scheme. [fltop Secs. 4 and D]
-
-        seed: of public random choices. clip: S, > 0; None: no privacy.
-        """
+        "The mechanism of a scheme; seed: of public choices. [fltop Secs. 4 and D]"
         name, ratio, s = scheme.name, scheme.percent / 100, self.study
         support = topk.top_k(self.scores, ratio) if name.startswith("FL-TOP") else None
         noise = (1.0, None) if clip is None else (clip, s.sigma)
@@ -108,11 +100,9 @@ class Public:
         def train(mask):
             return self.free if mask is None else self.update(mask.float())
 
-        s = self.study
+        m, d, s = self.mechanism(scheme, seed), len(self.start), self.study
         draws = s.cs_draws if scheme.name == "FL-CS" and s.cs_draws else s.draws
-        return topk.public_norm(
-            self.mechanism(scheme, seed), train, len(self.start), draws
-        )
+        return topk.public_norm(m, train, d, draws)
 
 # %% ../../../nbs/fltop/fmnist.ipynb #eca55095
 @dataclass(frozen=True)
@@ -123,18 +113,15 @@ class Column:
     score: str  # name in it; percent where it ends in 'accuracy'
     unit: str = "fraction"  # of the cell
 
-    def cell(self, final: dict, other: dict = None) -> list:
+    def cell(self, final: dict, *others: dict) -> list:
         "The number, or by how much it is above another's, and its unit."
-
-        def value(end):
-            return (end if self.at == "last" else end[self.at])[self.score]
-
-        number = value(final) - value(other) if other else value(final)
+        ends = [end if self.at == "last" else end[self.at] for end in (final, *others)]
+        first, *rest = (end[self.score] for end in ends)
+        number = first - sum(rest)
         return [number / 100 if self.score.endswith("accuracy") else number, self.unit]
 
 
 def compared(line: Line, seed: int, inputs: dict, how, columns) -> dict:
-    "Difference of two records, a cell a column."
     ends = [inputs[key].final for key in line.needs]
     cells = {key: column.cell(*ends) for key, column in zip(line.fills, columns)}
     return dict(cells=cells, data=inputs[line.needs[0]].data)
@@ -142,9 +129,7 @@ def compared(line: Line, seed: int, inputs: dict, how, columns) -> dict:
 # %% ../../../nbs/fltop/fmnist.ipynb #1d04823d
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All schemes on one data set at one scale. A task adds `cell`, `clip`, `federation`
-    and `public`. [fltop Table 5]
-    """
+    "All schemes on one data set at one scale. [fltop Table 5]"
 
     task: str  # fmnist or medical: whose settings and cells
     scale: str  # smoke, quick or full
@@ -196,10 +181,9 @@ class Study:
         fields = dict(changes=changes, noted={"model": f"{self.net}, glorot"})
         fields |= dict(clients=lambda seed: self.federation, metrics=self.metrics)
         numbers = [f"{key}.{column}" for column in self.columns]
+        fields |= dict(minutes=self.minutes[0])
         how = partial(self.train, scheme=scheme, **made)
-        return self.line(
-            key, f"{scheme}{what}", numbers, how, minutes=self.minutes[0], **fields
-        )
+        return self.line(key, f"{scheme}{what}", numbers, how, **fields)
 
     def listed(self) -> list:
         "Every scheme, then the thresholds of every ratio."
@@ -230,9 +214,8 @@ class Study:
         "A line with the network and the mechanism of a seed."
         public = self.public(seed)
         made |= dict(public=public, seed=self.stride * seed)
-        return replace(
-            line, net=lambda _: public.model, spec=partial(self.spec, **made)
-        )
+        spec = partial(self.spec, **made)
+        return replace(line, net=lambda _: public.model, spec=spec)
 
     def train(self, line: Line, seed: int, inputs, how: dict, **made) -> dict | None:
         "Train one scheme; its best round is kept beside the last."
@@ -256,10 +239,7 @@ class Study:
 
 # %% ../../../nbs/fltop/fmnist.ipynb #7dd08371
 def best_table(records, scores: tuple, rate: float, title: str = "") -> Table:
-    """Best and last rounds of every scheme, means over seeds. [fltop Tables 8 to 10]
-
-    scores: names in `final`. rate: C, sampled share of the clients.
-    """
+    "Best and last rounds of every scheme, means over seeds. [fltop Tables 8 to 10]"
     schemes, rows = {}, []
     for record in records:
         if "best" in record.final:
@@ -288,7 +268,6 @@ PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
 
 
 def ordered(*percents: float) -> tuple:
-    "All schemes, what matters most first."
     first = [*twins(MAIN, percents[:1]), *twins(("FL-STD",), (100,))]
     rest = [*twins(MAIN, percents[1:2]), *twins(MAIN + OTHERS, percents)]
     return tuple(dict.fromkeys(first + rest))
@@ -311,7 +290,6 @@ class Images(Study):
 
     @cached_property
     def federation(self):
-        "The clients. [fltop App. B]"
         data = images.load("digits" if self.scale == "smoke" else "fashion-mnist")
         parts = images.iid(len(data.y), self.n_clients, seed_tree(0, "partition"))
         return images.Federation(data, parts, "iid, ten images a client")
@@ -356,10 +334,9 @@ def with_moves(outcome: dict, task, done, s: Study, percent: float) -> dict:
     support = topk.top_k(public.scores, percent / 100)
     change = (done.w.detach() - public.start)[support.index].numpy()
     density, edges = np.histogram(change, bins=60, density=True)
-    shape = dict(low=edges[0], high=edges[-1], std=change.std())
-    shape = {k: float(v) for k, v in shape.items()} | dict(
-        norm=float(np.linalg.norm(change)), density=[float(f"{v:.6g}") for v in density]
-    )
+    norm, density = np.linalg.norm(change), [float(f"{v:.6g}") for v in density]
+    shape = dict(low=edges[0], high=edges[-1], std=change.std(), norm=norm)
+    shape = {k: float(v) for k, v in shape.items()} | dict(density=density)
     return outcome | dict(final=outcome["final"] | dict(moved=shape))
 
 # %% ../../../nbs/fltop/fmnist.ipynb #f4cf1d96
@@ -369,9 +346,8 @@ CHANGED = Scheme("FL-CS", True, 5)
 def grid(scale: str) -> list:
     "Every scheme at every ratio, the thresholds, Figure 1. [fltop Tables 6 and 8]"
     s = settings(scale)
-    lines = s.listed()
-    plain = [scheme for scheme in s.schemes if not scheme.private]
-    pair = [scheme for scheme in plain if scheme.name in ("FL-TOP", "FL-STD")][:2]
+    lines, names = s.listed(), ("FL-TOP", "FL-STD")
+    pair = [x for x in s.schemes if not x.private and x.name in names][:2]
     if CHANGED in s.schemes:
         what = ", the linear answer in place of the sparsest"
         how = dict(clip=s.clip(CHANGED), linear=True)

@@ -107,24 +107,16 @@ def settings(scale: str) -> fmnist.Study:
 # %% ../../../nbs/fltop/medical.ipynb #6d145cb7
 @cache
 def studies(scale: str) -> tuple:
-    """The settings on each of its tables.
-
-    scale: full | quick | smoke.
-    """
-    tables = ("made",) if scale == "smoke" else ("diabetes130", "physionet2012")
-    read = {table: () if table == "made" else (table,) for table in tables}
+    "The settings on each of its tables."
+    read = {"diabetes130": ("diabetes130",), "physionet2012": ("physionet2012",)}
     return tuple(
         replace(settings(scale), table=table, common=dict(data=data, memory=2.0))
-        for table, data in read.items()
+        for table, data in ({"made": ()} if scale == "smoke" else read).items()
     )
 
 # %% ../../../nbs/fltop/medical.ipynb #f7da84cd
 def orders(schemes) -> list:
-    """Names of orders that the paper claims, the scheme that should win and the other.
-    [fltop Sec. 4.1, App. D.1]
-
-    schemes: of Scheme, those that run.
-    """
+    "Name, scheme that should win, and other, of orders. [fltop Sec. 4.1, App. D.1]"
     below = twins(("FL-BASIC", "FL-CS"), (0.01, 0.05, 0.1, 0.5, 1))
     below = [s for s in sorted(below) if (s.name, s.percent) != ("FL-CS", 0.01)]
     pairs = [(other.key, replace(other, name="FL-TOP"), other) for other in below]

@@ -60,7 +60,6 @@ class Sweep:
         return points
 
     def changes(self, rate: float) -> dict:
-        "Fields of Config."
         names = dict(cohort="cohort", lr="client_lr", momentum="server_momentum")
         changes = {name: paper_setting(theirs) for name, theirs in names.items()}
         changes |= dict(server="momentum", server_lr=rate)
@@ -96,16 +95,12 @@ def federation(data: str):
 
 
 def nominal(data: str) -> int:
-    """Images of a client, a power of two, by which I-MVU's beta is divided.
-    [imvu App. C, Table 1]
-    """
+    "Images of a client, a power of two, that divides beta. [imvu App. C, Table 1]"
     return 2 ** int(np.ceil(np.log2(federation(data).sizes.mean())))
 
 
 def task_of(changes: dict, s: Sweep, point: tuple, seed: int) -> tuple:
-    """Task of one point of a sweep, a mechanism of the paper's Tables 1 to 3; {model:
-    network, most: visits of a client, nominal: size}. [imvu Sec. 4.2, App. C]
-    """
+    "Task of one point; its network, most visits and nominal size. [imvu Sec. 4.2]"
     data, kind, level, _ = point
     size, net = nominal(data), NETS[data]
     fields = dict(imvu=dict(eps=level, beta=BETA / size), signsgd=dict(sigma=level))
@@ -119,7 +114,6 @@ def task_of(changes: dict, s: Sweep, point: tuple, seed: int) -> tuple:
 
 # %% ../../../nbs/imvu/femnist.ipynb #b3100d61
 def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
-    "Train one setting. [imvu Sec. 4.2]"
     how.pop("device", None)
     task, about = task_of(line.changes, s, point, seed)
     done = example_level.simulate(task, **how)
@@ -136,8 +130,6 @@ def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
 def worst(line: Line, seed: int, inputs: dict, how, mine: tuple) -> dict:
     """Smallest distance of I-MVU's frontier above another's: at every epsilon of the other,
     the best mean over seeds among the settings with no larger epsilon. [imvu Figure 3]
-
-    mine: keys of I-MVU's lines.
     """
     frontiers, groups = {True: [], False: []}, {}
     for record in inputs.values():
@@ -158,9 +150,7 @@ def worst(line: Line, seed: int, inputs: dict, how, mine: tuple) -> dict:
 
 
 def more_bits(line: Line, seed: int, inputs, how: dict, s: Sweep, data: str) -> dict:
-    """I-MVU with 2, 3 and 4 bits against one: symbols of a table, and the largest
-    difference of the weights. [imvu App. D, Figure 4]
-    """
+    "I-MVU with 2, 3 and 4 bits against one: symbols, largest difference. [imvu App. D]"
     point = data, "imvu", s.eps[-1], s.rates[0]
     task, about = task_of(s.changes(s.rates[0]), s, point, seed)
 

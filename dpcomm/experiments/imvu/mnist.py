@@ -50,9 +50,7 @@ class Sweep:
 
 
 def sweep_of(task: str, scale: str, **others) -> Sweep:
-    """The settings of the paper's file; at smoke a sweep of seconds on scikit-learn's
-    digits. [imvu Sec. 4.1]
-    """
+    "The settings of the paper's file; at smoke seconds on the digits. [imvu Sec. 4.1]"
     setting = partial(stated, "imvu", task)
     lists = {"sigmas": "sigma", "steps": "step", "budgets": "budgets"}
     fields = {field: tuple(setting(name)) for field, name in lists.items()}
@@ -69,10 +67,7 @@ MVU_INPUTS = 2**9
 
 
 def at_noise(kind: str, sigma: float, clip: float, ratio: float = None):
-    """The mechanism with the signal of a Gaussian of multiplier sigma. [imvu Thm. 1]
-
-    ratio: sigma x beta of MVU, > 1.
-    """
+    "The mechanism with a Gaussian's signal; ratio: sigma x beta of MVU. [imvu Thm. 1]"
     fields = dict(gaussian=dict(sigma=sigma, local=True, exact=False))
     fields |= dict(signsgd=dict(sigma=sigma), imvu=dict(eps=1.0, beta=2 / sigma))
     if kind == "mvu":
@@ -117,9 +112,7 @@ def price(s: Sweep, curve: str, sigma: float, epochs: int) -> float:
 # %% ../../../nbs/imvu/mnist.ipynb #e180622a
 @cache
 def loaded(name: str, limit: tuple = None) -> tuple:
-    """Scattering features and labels to train and to test on, and what a record says of
-    them. [Tramer & Boneh 2021]
-    """
+    "Scattering features and labels, and what a record says. [Tramer & Boneh 2021]"
     data = images.load(name)
     x, x_test = features(data, limit=limit)
     y, y_test = data.y.numpy()[: len(x)], data.y_test.numpy()[: len(x_test)]

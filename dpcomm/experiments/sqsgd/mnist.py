@@ -103,9 +103,7 @@ def additions(base: Base) -> dict:
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #e65b039c
 def claims(base: Base, early: int) -> dict:
-    """Name -> keys above, key below, round (None: the last), of the paper's sentences.
-    [sqsgd Sec. 4, App. A.3, A.4]
-    """
+    "Name -> keys above, key below, round or None for the last. [sqsgd Sec. 4, App. A]"
     low, middle, high = base.eps
     asked = {}
     for when, at in (("", None), ("early.", early)):
@@ -129,9 +127,7 @@ def claims(base: Base, early: int) -> dict:
 
 
 def gap(inputs: dict, above: tuple, below: str, at: int | None) -> float:
-    """Points between the best of some curves and another; FloatingPointError where one
-    diverged. [sqsgd Sec. 4]
-    """
+    "Points between the best of some curves and another. [sqsgd Sec. 4]"
 
     def accuracy(key):
         record = inputs[key]
@@ -226,9 +222,7 @@ def spec(config, sizes, made):
 
 
 def with_memory(outcome, task, done, cell: str) -> dict:
-    """Accuracy, and the mean norm of the coordinates that the next messages would hold; only
-    the whole run has an epsilon. [sqsgd Alg. 2]
-    """
+    "Accuracy and the norm gathered; only the whole run has an epsilon. [sqsgd Alg. 2]"
     history, m = [at | {"eps": None} for at in done.history], task.mechanism
     final = history[-1]
     if m.name == "sqsgd" and done.memory is not None:
