@@ -72,14 +72,8 @@ def accounted_as_poisson(
     run = dict(delta=delta, n_clients=n_clients, cohort=config.cohort)
     run |= dict(sampling="poisson", premises={"sampling": PREMISE})
     run |= dict(accountant="rdp-classic") | ({} if d is None else dict(d=d)) | more
-
-    def account(rounds):
-        return mechanism.guarantee(rounds=rounds, **run)
-
-    def fixed(rounds):
-        return as_run(mechanism, config, n_clients, rounds, delta, d)
-
-    return Spec(mechanism, config, account, fixed)
+    fixed = partial(as_run, mechanism, config, n_clients, delta=delta, d=d)
+    return Spec(mechanism, config, partial(mechanism.guarantee, **run), fixed)
 
 
 def fedavg(config: Config, n_clients: int, clip: float, sigma: float) -> Spec:
@@ -121,16 +115,13 @@ def calibrated_sigma(
     eps: float, n_clients: int, cohort: int, rounds: int, tight: bool = False
 ) -> float:
     "DP-FedAvg's noise multiplier for a budget, rounded up. [dprec App. C.2; accounting]"
-    run = delta_of(n_clients), cohort / n_clients, rounds
-    how, ends = dict(accountant="rdp-classic", orders=INTEGER_ORDERS), (0.3, 1e3, 1e-6)
+    run = dict(delta=delta_of(n_clients), q=cohort / n_clients, rounds=rounds)
+    how, ends = dict(accountant="rdp-classic", orders=INTEGER_ORDERS), (0.3, 1e3)
     if tight:
-        how, ends = dict(accountant="pld"), (1.0, 5.0, 1e-5)
-    *ends, tol = ends
-
-    def at(sigma):
-        return gaussian_guarantee(sigma, *run, sampling="poisson", **how)
-
-    return math.ceil(1e4 * calibrate(at, eps, *ends, tol=tol)) / 1e4
+        how, ends = dict(accountant="pld"), (1.0, 5.0)
+    at = partial(gaussian_guarantee, sampling="poisson", **run, **how)
+    sigma = calibrate(at, eps, *ends, tol=1e-5 if tight else 1e-6)
+    return math.ceil(1e4 * sigma) / 1e4
 
 
 def calibrated_c(
@@ -157,10 +148,7 @@ def local_epsilon(c: float, nbits: int, delta: float) -> float:
 def equal_local_sigma(c: float, nbits: int, delta: float) -> float:
     "Noise of a client's own, as private as a message of DP-REC. [dprec Sec. 4.1]"
     how = dict(relation="zero-out", trust="local", accountant="rdp-classic")
-
-    def at(sigma):
-        return gaussian_guarantee(sigma, delta, orders=INTEGER_ORDERS, **how)
-
+    at = partial(gaussian_guarantee, delta=delta, orders=INTEGER_ORDERS, **how)
     sigma = calibrate(at, local_epsilon(c, nbits, delta), 0.05, 1e3)
     return math.ceil(1e4 * sigma) / 1e4
 
@@ -215,8 +203,8 @@ def mnist_clients(
 
 
 def mnist_spec(
-    config: Config, groups: tuple, eps: int, kind: str, n_clients: int, setting=None
+    config: Config, groups, eps: int, kind: str, n_clients: int, setting=None, **more
 ) -> Spec:
     "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
     setting = setting or stated_setting("mnist", eps, kind)
-    return budget_spec(config, groups, "mnist", eps, kind, n_clients, setting)
+    return budget_spec(config, groups, "mnist", eps, kind, n_clients, setting, **more)

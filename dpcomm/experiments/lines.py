@@ -61,8 +61,7 @@ class Line:
     compute: Callable | None = field(default=None, compare=False)
 
 # %% ../../nbs/run/lines.ipynb #35c56ac9
-SCORES = {"acc": "accuracy", "recall5": "recall5"}
-SCORES |= {"comm": "traffic", "loss": "loss"}
+SCORES = dict(acc="accuracy", recall5="recall5", comm="traffic", loss="loss")
 UNITS = {"traffic": "GiB", "loss": "nats"}  # the others are percent
 
 
@@ -79,12 +78,6 @@ def source_of(federation) -> dict:
     )
 
 
-def difference(inputs: dict, above: str, below: str, cell: str) -> dict:
-    "Difference of the final accuracies of two lines with the same seed."
-    a, b = (inputs[key].final["accuracy"] for key in (above, below))
-    return dict(cells={cell: [a - b, "percentage points"]}, data=inputs[above].data)
-
-
 def counted(line, seed: int, inputs, how) -> dict:
     "How many clients, how many samples, and their spread. [dprec Table 2]"
     clients = line.clients(seed)
@@ -92,6 +85,14 @@ def counted(line, seed: int, inputs, how) -> dict:
     values = len(sizes), sizes.sum(), sizes.mean(), sizes.std()
     cells = {k: [float(v), unit] for k, v, unit in zip(line.fills, values, units)}
     return dict(cells=cells, data=source_of(clients))
+
+
+def partition(task: str, scale: str, **fields) -> Line:
+    "The line of a task's clients and their sizes."
+    names = "clients", "samples", "client_size.mean", "client_size.std"
+    who = "partition", "clients and their sizes", scale
+    fields |= dict(fills=tuple(f"{task}.{name}" for name in names), trains=False)
+    return Line(*who, compute=counted, **fields)
 
 
 def tensor_groups(net) -> tuple:
@@ -124,7 +125,10 @@ def run_one(line: Line, seed: int, inputs: dict = None, **how) -> dict | None:
     if line.compute:
         return line.compute(line, seed, inputs, how)
     if line.needs:
-        return difference(inputs, *line.needs, line.fills[0])
+        above, below = (inputs[key] for key in line.needs)
+        apart = above.final["accuracy"] - below.final["accuracy"]
+        cells = {line.fills[0]: [apart, "percentage points"]}
+        return dict(cells=cells, data=above.data)
     return train(line, seed, **how)
 
 # %% ../../nbs/run/lines.ipynb #4fde92c1

@@ -11,8 +11,7 @@ from functools import cache
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.experiments.dprec import by_writer
-from dpcomm.experiments.dprec.mnist import COUNTS
-from dpcomm.experiments.lines import Line, counted
+from dpcomm.experiments.lines import partition
 from dpcomm.experiments.sqsgd import mnist
 
 # %% ../../nbs/experiments/not_run.ipynb #064e95ee
@@ -41,10 +40,8 @@ def federation(scale: str):
 def columns(scale: str) -> list:
     "FEMNIST's columns and the counts. [dprec Tables 1 and 2]"
     s, dealt = writers(scale), lambda seed: federation(scale)
-    fills = tuple(f"femnist.{name}" for name in COUNTS)
     more = dict(data=s["data"], memory=s["memory"], clients=dealt)
-    who = "partition", "clients and their sizes", scale, fills
-    counts = Line(*who, trains=False, compute=counted, **more)
+    counts = partition("femnist", scale, **more)
     return [*by_writer.columns(s, scale, dealt), counts]
 
 # %% ../../nbs/experiments/not_run.ipynb #c9f939d0

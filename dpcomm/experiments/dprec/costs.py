@@ -28,30 +28,29 @@ from dpcomm.training.state import SERVER_STATE
 TASKS = ("mnist", "femnist", "shakespeare", "solr")
 
 
-def paper_setting(name: str, task: str):
-    return stated("dprec", task, name)
+paper_setting = partial(stated, "dprec")
 
 
 def rounds_of(task: str, kind: str) -> int:
-    return paper_setting(f"{kind}.rounds" if task == "femnist" else "rounds", task)
+    return paper_setting(task, f"{kind}.rounds" if task == "femnist" else "rounds")
 
 
 def n_groups(task: str) -> int:
-    return paper_setting("rec.groups" if task == "solr" else "n_tensors", task)
+    return paper_setting(task, "rec.groups" if task == "solr" else "n_tensors")
 
 
 def protocol(task: str, method: str, rounds: int = None, indices: int = None) -> dict:
     "Arguments of downlink.count_bits: message, alternative to the history, draws."
-    d, rec = paper_setting("n_params", task), method == "rec"
+    d, rec = paper_setting(task, "n_params"), method == "rec"
     up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
     state, seed_bits = 0, 0
     if rec:
-        up = (indices or n_groups(task)) * paper_setting("rec.bits", task)
-        state = SERVER_STATE[SERVERS[paper_setting("server_optimizer", task)]]
-        seed_bits = paper_setting("rec.seed_bits", task)
+        up = (indices or n_groups(task)) * paper_setting(task, "rec.bits")
+        state = SERVER_STATE[SERVERS[paper_setting(task, "server_optimizer")]]
+        seed_bits = paper_setting(task, "rec.seed_bits")
     return dict(
-        n_clients=paper_setting("n_clients", task),
-        cohort=paper_setting("cohort", task),
+        n_clients=paper_setting(task, "n_clients"),
+        cohort=paper_setting(task, "cohort"),
         rounds=rounds or rounds_of(task, "rec" if rec else "fedavg"),
         bits=Bits.of(up, 0, seed_bits, d),
         model_bits=32 * d * (1 + state),
@@ -73,8 +72,8 @@ def protocol_of(name: str) -> dict:
     task, *study, method = name.split(".")
     if not study:
         return protocol(task, method)
-    rounds = paper_setting(f"{study[0]}.rounds", task)
-    d, size = (paper_setting(x, task) for x in ("n_params", "only.group_size"))
+    rounds = paper_setting(task, f"{study[0]}.rounds")
+    d, size = (paper_setting(task, x) for x in ("n_params", "only.group_size"))
     indices = -(-d // size) if method == "rec64" else None
     return protocol(task, method.removesuffix("64"), rounds, indices)
 
@@ -100,9 +99,9 @@ ACCOUNTANTS = {
 def mechanism_of(task: str, eps: str, kind: str):
     "Stated noise or clip; with the rest, on which no epsilon depends. [dprec App. C.2]"
     if kind == "rec":
-        clip, groups = paper_setting(f"rec.c.{eps}", task), (1,) * n_groups(task)
+        clip, groups = paper_setting(task, f"rec.c.{eps}"), (1,) * n_groups(task)
         return mechanism("rec", clip_norm=clip, std=1.0, groups=groups)
-    sigma = paper_setting(f"fedavg.sigma.{eps}", task)
+    sigma = paper_setting(task, f"fedavg.sigma.{eps}")
     return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma)
 
 
@@ -110,10 +109,10 @@ def mechanism_of(task: str, eps: str, kind: str):
 def epsilons(row: str) -> tuple:
     "Guarantees of a stated noise or clip, one an accountant. [dprec App. C.2]"
     task, eps, kind = row.split(".")
-    n, m = paper_setting("n_clients", task), mechanism_of(task, eps, kind)
+    n, m = paper_setting(task, "n_clients"), mechanism_of(task, eps, kind)
     run = dict(rounds=rounds_of(task, kind), n_clients=n)
-    run |= dict(cohort=paper_setting("cohort", task))
-    run |= dict(delta=n ** -paper_setting("delta.exponent", task))
+    run |= dict(cohort=paper_setting(task, "cohort"))
+    run |= dict(delta=n ** -paper_setting(task, "delta.exponent"))
     if kind == "fedavg":
         run |= dict(sampling="poisson", premises={"sampling": PREMISE})
     what = ["neighbours"] if kind == "rec" else []
@@ -128,16 +127,16 @@ def epsilons(row: str) -> tuple:
 def as_run(row: str) -> dict:
     "Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."
     task, eps, kind = row.split(".")
-    n, cohort = (paper_setting(name, task) for name in ("n_clients", "cohort"))
+    n, cohort = (paper_setting(task, name) for name in ("n_clients", "cohort"))
     run = Config(cohort=cohort), n, rounds_of(task, kind), epsilons(row)[0].delta
     return {} if kind == "rec" else accounts.as_run(mechanism_of(task, eps, kind), *run)
 
 
 def readings() -> dict:
     "StackOverflow's epsilon, if the second term of Theorem 1 is read otherwise."
-    c, n = paper_setting("rec.c.eps1", "solr"), paper_setting("n_clients", "solr")
-    cohort, delta = paper_setting("cohort", "solr"), n**-1.1
-    slots, orders = paper_setting("rounds", "solr") * cohort, np.arange(2, 258)
+    c, n = paper_setting("solr", "rec.c.eps1"), paper_setting("solr", "n_clients")
+    cohort, delta = paper_setting("solr", "cohort"), n**-1.1
+    slots, orders = paper_setting("solr", "rounds") * cohort, np.arange(2, 258)
     loss = 2 * slots * accounting.rdp_subsampled_gaussian(orders + 1, 1 / c, 1 / n)
     per_slot = 12 / 2 ** (7 * n_groups("solr"))
     terms = {
@@ -155,9 +154,9 @@ def paid(task: str, eps: int) -> float:
     keys = f"{task}.ratio_at_accuracy", f"{task}.ratio"
     at, whole = (paper_tables.cell("dprec", key).value for key in keys)
     rounds = round(rounds_of(task, "fedavg") * at / whole)
-    n, m = paper_setting("n_clients", task), mechanism_of(task, f"eps{eps}", "fedavg")
+    n, m = paper_setting(task, "n_clients"), mechanism_of(task, f"eps{eps}", "fedavg")
     run = dict(rounds=rounds, delta=n**-1.1, n_clients=n, sampling="poisson")
-    run |= dict(cohort=paper_setting("cohort", task), accountant="rdp-classic")
+    run |= dict(cohort=paper_setting(task, "cohort"), accountant="rdp-classic")
     return eps - m.guarantee(**run, orders=accounting.INTEGER_ORDERS).eps
 
 # %% ../../../nbs/dprec/costs.ipynb #7660ac45
@@ -172,29 +171,27 @@ EXTRA = {  # row -> its run, the cells it fills beside that of whole bytes
 }
 
 
-def drawn(line: Line, seed: int, inputs, how, name: str, cells: tuple) -> dict:
+def drawn(line: Line, seed: int, inputs, how, name: str) -> dict:
     "Count one row of a table, and say what it proves. [dprec Sec. 2.5, Sec. 4.1]"
     r, ledger, sent = protocol_of(name), count(name, seed), gib(name, seed)
-    bits, values = r["bits"].content, []
-    if line.fills:
-        values.append([sent * (8 * -(-bits // 8)) / bits, "GiB"])
-    for cell in cells:
+    bits, cells = r["bits"].content, {}
+    for cell in line.fills:
         value = [sent, "GiB"]
+        if cell.endswith("whole_bytes.comm"):
+            value = [sent * (8 * -(-bits // 8)) / bits, "GiB"]
         if cell.endswith("ratio"):
             value = [gib("femnist.local.fedavg", seed) / sent, "x"]
         if cell.endswith("participation"):
             seen = sum(t >= 0 for t in ledger.seen)
             value = [100 * seen / r["n_clients"], "percent"]
-        values.append(value)
-    whole, *rest = values or [None]
-    order = dict(zip(line.fills, [*rest, whole]))
+        cells[cell] = value
     final = dict(uplink_bits=ledger.uplink_bits, downlink_bits=ledger.downlink_bits)
     if "local" not in name:
         printed = paper_tables.cell("dprec", f"{name}.comm").value
         final = {"mse": float((sent - printed) ** 2)} | final
-    outcome = dict(cells=order, bits=r["bits"], final=final)
+    outcome = dict(cells=cells, bits=r["bits"], final=final)
     outcome |= dict(config={k: v for k, v in r.items() if k != "bits"})
-    outcome |= dict(data={t: paper_setting("n_clients", t) for t in TASKS})
+    outcome |= dict(data={t: paper_setting(t, "n_clients") for t in TASKS})
     if line.key in ROWS:
         finite = (g for g in epsilons(line.key) if math.isfinite(g.eps))
         outcome |= dict(guarantee=next(finite), as_run=as_run(line.key))
@@ -275,7 +272,7 @@ def grid(scale: str) -> list:
         task, *_, kind = row.split(".")
         name, *cells = EXTRA.get(row, (row if row not in ROWS else f"{task}.{kind}",))
         whole = [f"ours.{name}.whole_bytes.comm"] if row in EXTRA else []
-        how = partial(drawn, name=name, cells=tuple(cells))
+        how = partial(drawn, name=name)
         add(row, f"count of {row}", [*cells, *whole], how, (0, 1, 2))
     for row in ROWS:
         first = [] if row == "solr.eps1.rec" else [f"{row}.eps"]

@@ -79,14 +79,14 @@ def gap_line(
     key = f"{'cnn.' if net == 'cnn' else ''}{factor}.eps{eps}.{kind}"
     changes = s["changes"] | dict(engine="fused") | CHANGES.get(factor, {})
     more |= dict(fills=(f"ours.{scale}.gap.{key}.acc",), net=net, law=law, spec=spec)
-    more |= dict(clients=dealt, changes=changes)
+    more |= dict(clients=dealt, changes=changes, data=s["data"])
     noted = dict(model=net, law=law, factor=factor)
     return Line(key, scale=scale, noted=noted, **more)
 
 # %% ../../../nbs/dprec/gap.ipynb #b5c658ec
 def large(scale: str) -> list:
     "What is asked of the network of 582,026 parameters. [dprec Table 1, MNIST]"
-    lines, common = [], dict(data=("mnist",), memory=2.0, minutes=47, seeds=(0, 1, 2))
+    lines, common = [], dict(memory=2.0, minutes=47, seeds=(0, 1, 2))
     for factor, what in LARGE.items():
         kinds = {"rec": "DP-REC"} if factor == "iclr" else NAMES
         kinds = kinds | ({"iclr": "DP-REC"} if factor == "step" else {})
@@ -103,9 +103,7 @@ def grid(scale: str) -> list:
     "Factors for both methods, clips for DP-REC. [dprec Table 1, MNIST]"
     asked = [(factor, 3, kind) for factor in FACTORS for kind in NAMES]
     asked += [("base", 6, "rec"), ("iclr", 3, "rec"), ("iclr", 6, "rec")]
-    common = dict(data=() if scale == "smoke" else ("mnist",), memory=1.5)
-    common |= dict(minutes=5 if scale == "full" else 0.1)
-    lines = []
+    lines, common = [], dict(memory=1.5, minutes=5 if scale == "full" else 0.1)
     for factor, eps, kind in asked:
         net = "lenet5_tanh" if factor == "tanh" else settings(scale)["net"]
         name = f"{NAMES[kind]}, epsilon {eps}, {FACTORS.get(factor, 'ICLR clip')}"

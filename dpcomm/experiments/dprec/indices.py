@@ -211,13 +211,10 @@ def grid(scale: str) -> list:
     "Three ways to cut and clip an update."
     lines = []
     for key, (name, how) in CASES.items():
-        columns = [*CODES, "told_message"]
-        for law in ("fresh", "public") if "size" in how else ():
-            columns += [f"{law}.{test}" for test in TESTS]
         start = f"ours.{scale}.indices."
-        codes = 5
-        cells = [f"{start}{key}.{c}" for c in columns[:codes]]
-        cells += [start + c for c in columns[codes:]]
+        cells = [f"{start}{key}.{column}" for column in (*CODES, "told_message")]
+        for law in ("fresh", "public") if "size" in how else ():
+            cells += [f"{start}{law}.{test}" for test in TESTS]
         more = dict(memory=2.0, minutes={"smoke": 0.1, "quick": 0.3, "full": 20}[scale])
         more |= dict(data=() if scale == "smoke" else ("mnist-by-writer",))
         more |= dict(compute=partial(play, **how), changes=settings(scale)["changes"])

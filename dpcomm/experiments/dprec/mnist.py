@@ -9,47 +9,46 @@ __all__ = ['settings', 'grid']
 from functools import partial
 
 from dpcomm.experiments.accounts import mnist_clients, mnist_spec
-from dpcomm.experiments.lines import Line, counted
+from dpcomm.experiments.lines import Line, partition
 
 # %% ../../../nbs/dprec/mnist.ipynb #3cdcd63a
 def settings(scale: str) -> dict:
     "Settings common to all runs of a scale; `changes` are those of Config. [dprec App. C.2]"
+    s = dict(images="mnist", n_clients=100, data=("mnist",), changes={})
     if scale == "full":
-        return dict(images="mnist", n_clients=100, nets=("cnn", "lenet5"), changes={})
+        return s | dict(nets=("cnn", "lenet5"))
+    s |= dict(nets=("linear",), changes=dict(rounds=300, server_lr=0.01))
     if scale == "quick":
-        changes = dict(rounds=300, server_lr=0.01)
-        return dict(images="mnist", n_clients=100, nets=("linear",), changes=changes)
+        return s
     changes = dict(rounds=100, cohort=8, eval_every=20, lr=0.05, server_lr=0.01)
-    return dict(images="digits", n_clients=24, nets=("linear",), changes=changes)
+    return s | dict(images="digits", n_clients=24, data=(), changes=changes)
 
 # %% ../../../nbs/dprec/mnist.ipynb #40bcc495
 NAMES = {"fedavg": "DP-FedAvg", "rec": "DP-REC"}
-COUNTS = ("clients", "samples", "client_size.mean", "client_size.std")
 MINUTES = {"linear": 0.1, "lenet5": 20, "cnn": 47}
 
 
-def clients(seed: int, s: dict):
-    return mnist_clients(s["images"], s["n_clients"])
+def line(s: dict, scale: str, net: str, key: str, name: str, fills, **fields) -> Line:
+    "A line on MNIST's clients."
+    fields = dict(net=net, noted=dict(model=net), changes=s["changes"]) | fields
+    fields |= dict(clients=lambda seed: mnist_clients(s["images"], s["n_clients"]))
+    return Line(key, name, scale, tuple(fills), data=s["data"], **fields)
 
 # %% ../../../nbs/dprec/mnist.ipynb #1e0439fb
 def grid(scale: str) -> list:
     "Two methods and two budgets for every network; the partition. [dprec Table 1, Table 2]"
     s, lines = settings(scale), []
-    data = () if s["images"] == "digits" else (s["images"],)
-    common = dict(scale=scale, data=data, clients=partial(clients, s=s))
     for net in s["nets"]:
         ours = "" if net == "cnn" else f"ours.{scale}.{net}."
-        made = dict(net=net, changes=s["changes"], noted=dict(model=net))
-        made |= dict(seeds=(0, 1, 2, 3), minutes=MINUTES[net])
+        more = dict(seeds=(0, 1, 2, 3), minutes=MINUTES[net])
         for eps in (3, 6):
             for kind, name in NAMES.items():
                 cells = [f"{ours}mnist.eps{eps}.{kind}.acc"]
                 cells += [f"{ours}mnist.{kind}.comm"] if eps == 3 else []
                 label = f"{name}, epsilon {eps}, {net}"
                 how = dict(eps=eps, kind=kind, n_clients=s["n_clients"])
-                made |= dict(spec=partial(mnist_spec, **how))
-                key, fills = f"{net}.eps{eps}.{kind}", tuple(cells)
-                lines.append(Line(key, label, fills=fills, **common, **made))
-    cells = tuple(f"mnist.{name}" for name in COUNTS)
-    dealt = dict(fills=cells, trains=False, compute=counted)
-    return [*lines, Line("partition", "clients and their sizes", **common, **dealt)]
+                more |= dict(spec=partial(mnist_spec, **how))
+                who = scale, net, f"{net}.eps{eps}.{kind}", label, cells
+                lines.append(line(s, *who, **more))
+    dealt = dict(data=s["data"], clients=lines[0].clients)
+    return [*lines, partition("mnist", scale, **dealt)]

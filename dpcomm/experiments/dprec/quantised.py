@@ -15,7 +15,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import clip_l2, pack
 from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import mnist
-from dpcomm.experiments.dprec.mnist import NAMES, clients
+from dpcomm.experiments.dprec.mnist import NAMES, line
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.mechanisms.quantised import Quantised, survival
 from dpcomm.privacy.accounting import INTEGER_ORDERS
@@ -74,15 +74,13 @@ def with_survival(outcome, task, done, cells: dict):
 def grid(scale: str) -> list:
     "The readings of one sentence, what they are compared with, the order. [dprec App. D.3]"
     s, ours, lines = settings(scale), f"ours.{scale}.quantised.", []
-    data = () if s["images"] == "digits" else (s["images"],)
-    common = dict(data=data, seeds=(0, 1, 2, 3), memory=1.5)
+    common = dict(seeds=(0, 1, 2, 3), memory=1.5)
 
     def add(net, kind, name, cells, minutes, **more):
         key = f"{'cnn.' if net == 'cnn' else ''}eps3.{kind}"
-        more |= dict(net=net, noted=dict(model=net), changes=s["changes"])
-        more |= dict(spec=partial(spec, s=s, kind=kind), clients=partial(clients, s=s))
-        who = key, f"{name}, {net}", scale, tuple(cells)
-        lines.append(Line(*who, minutes=minutes, **common | more))
+        more |= dict(spec=partial(spec, s=s, kind=kind), minutes=minutes)
+        who = scale, net, key, f"{name}, {net}", cells
+        lines.append(line(s, *who, **common | more))
 
     for kind, name in (READINGS if scale == "full" else READINGS | NAMES).items():
         cells = [f"{ours}mnist.eps3.{kind}.{column}" for column in ("acc", "comm")]
@@ -99,4 +97,4 @@ def grid(scale: str) -> list:
     rec = "dprec-mnist/lenet5.eps3.rec" if scale == "full" else "eps3.rec"
     order = ("mnist.eps3.quant8.order",), (rec, "eps3.quant8")
     who = "eps3.quant8.order", "DP-REC above 8 bits", scale
-    return [*lines, Line(*who, *order, **common)]
+    return [*lines, Line(*who, *order, data=s["data"], **common)]

@@ -13,8 +13,8 @@ from dpcomm.datasets import shakespeare
 from dpcomm.datasets.shakespeare import SYMBOLS
 from dpcomm.experiments.accounts import budget_spec
 from dpcomm.experiments.dprec.by_writer import paper_config
-from dpcomm.experiments.dprec.mnist import COUNTS, NAMES
-from dpcomm.experiments.lines import Line, counted, source_of, stated
+from dpcomm.experiments.dprec.mnist import NAMES
+from dpcomm.experiments.lines import Line, partition, source_of, stated
 from dpcomm.training import models
 
 # %% ../../../nbs/dprec/shakespeare.ipynb #a0405d09
@@ -80,9 +80,6 @@ def grid(scale: str) -> list:
         key, made["spec"] = f"eps3.{kind}", partial(spec, s=s, kind=kind)
         fills = f"shakespeare.{key}.acc", f"{ours}.{key}.loss"
         lines.append(Line(key, f"{name}, epsilon 3", scale, fills, **common, **made))
-    common |= dict(trains=False)
-    fills = tuple(f"shakespeare.{n}" for n in COUNTS)
-    part = "partition", "clients and their sizes", scale, fills
-    space = "space", "always predicting the space", scale, (f"{ours}.space.acc",)
-    lines.append(Line(*part, **common, compute=counted))
-    return [*lines, Line(*space, **common, compute=spaces)]
+    lines.append(partition("shakespeare", scale, **common))
+    who = "space", "always predicting the space", scale, (f"{ours}.space.acc",)
+    return [*lines, Line(*who, **common, trains=False, compute=spaces)]

@@ -15,8 +15,8 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images, stackoverflow
 from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec.by_writer import paper_config
-from dpcomm.experiments.dprec.mnist import COUNTS, NAMES
-from dpcomm.experiments.lines import Line, counted, stated
+from dpcomm.experiments.dprec.mnist import NAMES
+from dpcomm.experiments.lines import Line, partition, stated
 from dpcomm.training.models import TagRegression, recall, tag_loss
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #3da7538a
@@ -82,9 +82,7 @@ def grid(scale: str) -> list:
     proved = dict(accountant="exact-classic") if scale == "full" else {}
     files = dict(data=("stackoverflow",), memory=8.0) if scale == "full" else {}
     common = dict(clients=lambda seed: federation(scale)) | files
-    fills = tuple(f"solr.{name}" for name in COUNTS)
-    who = "partition", "clients and their sizes", scale, fills
-    counts = Line(*who, trains=False, compute=counted, **common)
+    counts = partition("solr", scale, **common)
     common |= dict(changes=s["changes"], net=partial(network, s=s))
     common |= dict(metrics=lambda: recall, loss=lambda: tag_loss)
     common |= dict(noted=dict(model="TagRegression"))

@@ -11,8 +11,8 @@ from functools import cache, partial
 
 from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec import mnist
-from dpcomm.experiments.dprec.mnist import clients
-from dpcomm.experiments.lines import Line, stated
+from dpcomm.experiments.dprec.mnist import line
+from dpcomm.experiments.lines import stated
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 
 # %% ../../../nbs/dprec/tight.ipynb #4c5605d4
@@ -30,6 +30,7 @@ KINDS = {
     "fedavg-poisson": "DP-FedAvg, Poisson cohorts",
     "fedavg-tight": "DP-FedAvg, Poisson cohorts, tight noise",
 }
+EXACT = {"rec-tight": "exact-balle", "rec-pld": "pld-exact"}  # accountants
 
 # %% ../../../nbs/dprec/tight.ipynb #a4e81849
 @cache
@@ -39,64 +40,54 @@ def setting(eps: int, kind: str) -> float:
     run = [paper_setting(name) for name in ("n_clients", "cohort", "rounds")]
     if kind == "fedavg-tight":
         return accounts.calibrated_sigma(eps, *run, tight=True)
-    if kind in ("rec-tight", "rec-pld"):
-        n_groups = paper_setting("n_tensors")
-        by = {"rec-tight": "exact-balle", "rec-pld": "pld-exact"}[kind]
-        return accounts.calibrated_c(eps, *run, n_groups, by)
+    if kind in EXACT:
+        return accounts.calibrated_c(eps, *run, paper_setting("n_tensors"), EXACT[kind])
     return accounts.stated_setting("mnist", eps, kind.partition("-")[0])
+
+
+def with_setting(outcome, task, done, **which) -> dict:
+    return outcome | dict(config=outcome["config"] | dict(setting=setting(**which)))
 
 # %% ../../../nbs/dprec/tight.ipynb #c49c8f0e
 def spec(config, sizes, s: dict, eps: int, kind: str):
     "Mechanism, configuration and the guarantee by the accountant of a kind."
     n, method = s["n_clients"], kind.partition("-")[0]
-    made = accounts.mnist_spec(config, sizes, eps, method, n, setting(eps, kind))
-    poisson = dict(sampling="poisson")
-    by = {
-        "rec-tight": dict(accountant="exact-balle"),
-        "rec-pld": dict(accountant="pld-exact"),
-        "fedavg-poisson": poisson
-        | dict(accountant="rdp-classic", orders=INTEGER_ORDERS),
-        "fedavg-tight": poisson | dict(accountant="pld"),
+    more = dict(accountant=EXACT[kind]) if kind in EXACT else {}
+    made = accounts.mnist_spec(
+        config, sizes, eps, method, n, setting(eps, kind), **more
+    )
+    poisson = {
+        "fedavg-poisson": dict(accountant="rdp-classic", orders=INTEGER_ORDERS),
+        "fedavg-tight": dict(accountant="pld"),
     }
-    if kind not in by:
+    if kind not in poisson:
         return made
-    run = dict(delta=accounts.delta_of(n), n_clients=n, cohort=config.cohort) | by[kind]
-    premises = ["neighbours"] if method == "rec" else []
-
-    def account(rounds):
-        return made.mechanism.guarantee(rounds=rounds, **run).assuming(*premises)
-
-    if method == "rec":
-        return replace(made, guarantee=account)
-    drawn = replace(made.config, **poisson)
-    return replace(made, config=drawn, guarantee=account, as_run=None)
-
-# %% ../../../nbs/dprec/tight.ipynb #4a4df5a5
-def tight_line(scale: str, net: str, eps: int, kind: str, **common) -> Line:
-    s, prefix = settings(scale), "cnn." if net == "cnn" else ""
-    key, name = f"{prefix}eps{eps}.{kind}", f"{KINDS[kind]}, epsilon {eps}, {net}"
-    fills = (f"ours.{scale}.tight.{prefix}mnist.eps{eps}.{kind}.acc",)
-
-    def note(outcome, task, done):
-        outcome["config"] |= dict(model=net, setting=setting(eps, kind))
-        return outcome
-
-    made = dict(net=net, changes=s["changes"], clients=partial(clients, s=s))
-    made |= dict(spec=partial(spec, s=s, eps=eps, kind=kind), after=note)
-    data = () if s["images"] == "digits" else (s["images"],)
-    return Line(key, name, scale, fills, data=data, memory=1.5, **common, **made)
+    run = dict(delta=accounts.delta_of(n), n_clients=n, cohort=config.cohort)
+    run |= dict(sampling="poisson") | poisson[kind]
+    config = replace(made.config, sampling="poisson")
+    return accounts.Spec(
+        made.mechanism, config, partial(made.mechanism.guarantee, **run)
+    )
 
 # %% ../../../nbs/dprec/tight.ipynb #89e0f701
 def grid(scale: str) -> list:
     "Six settings at two budgets. [dprec Table 1, MNIST]"
-    net, budgets = settings(scale)["net"], (3, 6)
+    s, lines = settings(scale), []
     small = dict(seeds=(0, 1, 2, 3), minutes=9 if scale == "full" else 0.1)
     large = dict(seeds=(0, 1, 2), minutes=47)
-    asked = [(net, kind, small) for kind in KINDS]
+    asked = [(s["net"], kind, small) for kind in KINDS]
     if scale == "full":
         asked += [("cnn", kind, large) for kind in ("rec-tight", "fedavg-tight")]
-    return [
-        tight_line(scale, net, eps, kind, **common)
-        for net, kind, common in asked
-        for eps in budgets
-    ]
+    for net, kind, more in asked:
+        for eps in (3, 6):
+            before = "cnn." if net == "cnn" else ""
+            key, name = (
+                f"{before}eps{eps}.{kind}",
+                f"{KINDS[kind]}, epsilon {eps}, {net}",
+            )
+            fills = [f"ours.{scale}.tight.{before}mnist.eps{eps}.{kind}.acc"]
+            how = dict(memory=1.5, spec=partial(spec, s=s, eps=eps, kind=kind))
+            after = partial(with_setting, eps=eps, kind=kind)
+            made = line(s, scale, net, key, name, fills, after=after, **how, **more)
+            lines.append(made)
+    return lines

@@ -166,11 +166,9 @@ def largest(cells: dict) -> list:
 
 def across(line: Line, seed, inputs: dict, how, read: Callable) -> dict:
     "What follows from several records."
-    cells = {k: v for r in inputs.values() for k, (v, _) in r.cells.items()}
-    mark = f"ours.{line.scale}."
-    return dict(
-        cells={line.key: read({k.removeprefix(mark): v for k, v in cells.items()})}
-    )
+    mark, every = f"ours.{line.scale}.", (r.cells.items() for r in inputs.values())
+    cells = {k.removeprefix(mark): v for each in every for k, (v, _) in each}
+    return dict(cells={line.key: read(cells)})
 
 # %% ../../../nbs/fltop/costs.ipynb #fa179651
 def grid(scale: str) -> list:
