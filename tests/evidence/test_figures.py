@@ -7,7 +7,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from scipy.stats import t
 
 from dpcomm.evidence import figures, records
 from dpcomm.mechanisms import contract
@@ -30,17 +29,10 @@ def test_every_mechanism_has_a_look_of_its_own():
     assert figures.MECH["none"].colour == "#000000"
 
 
-def test_band_is_the_95_percent_interval():
-    y = np.random.default_rng(1).normal(size=(6, 3))
-    for n in (1, 2):  # too few for a band
-        assert all(
-            np.array_equal(part, y[:n].mean(0)) for part in figures.interval(y[:n])
-        )
-    s = figures.series("rec", [1, 2, 3], y)
-    low, high = t.interval(0.95, 5, y.mean(0), y.std(0, ddof=1) / np.sqrt(6))
-    assert np.allclose(s["low"], low, rtol=1e-12) and np.allclose(
-        s["high"], high, rtol=1e-12
-    )
+def test_two_seeds_have_no_band():
+    y = np.random.default_rng(1).normal(size=(2, 3))
+    for n in (1, 2):
+        assert all((part == y[:n].mean(0)).all() for part in figures.interval(y[:n]))
 
 
 def test_a_phone_gets_panels_and_legends_below_one_another():
@@ -127,16 +119,6 @@ def test_links_within_the_site_and_to_the_web_stay():
     assert figures.cell_html("[3]") == "[3]" == figures.link_text("[3]")
 
 
-def test_a_table_as_text_markdown_and_html():
-    lines = ["T", "a          b", "---------  --", "x|<y>      go", "long cell"]
-    assert str(TABLE).splitlines() == lines and repr(TABLE) == str(TABLE)
-    noted = figures.Table(TABLE.header, TABLE.rows, notes=("why", "a < b"))
-    assert str(noted).splitlines()[-2:] == ["[1] why", "[2] a < b"]
-    assert figures.as_markdown(noted).splitlines() == [
-        *("| a | b |", "|---|---|", "| x\\|<y> | [go](p.ipynb) |", "| long cell |  |"),
-        *("", "1. why", "2. a < b"),
-    ]
-    page = noted._repr_html_()
-    assert '<td>x|&lt;y&gt;</td><td><a href="p.ipynb">go</a></td>' in page
-    assert page.endswith("<ol><li>why</li><li>a &lt; b</li></ol>")
+def test_a_bar_in_a_cell_is_no_column_and_json_has_the_words_of_a_link():
+    assert "| x\\|<y> | [go](p.ipynb) |" in figures.as_markdown(TABLE)
     assert figures.as_dict(TABLE)["rows"] == [["x|<y>", "go"], ["long cell", ""]]

@@ -170,18 +170,3 @@ def test_a_line_says_what_a_record_holds():
     assert (data["name"], data["n_clients"]) == ("digits", 20)
     bare = small(lambda config, _: accounts.Spec(Gaussian(1.0, 1.0), config))
     assert lines.run_one(bare, 0, progress=False)["guarantee"] is None
-
-
-@pytest.mark.slow
-def test_tighter_accountants_need_less_noise_for_the_same_budget(eps=3):
-    n, cohort, rounds, delta = 539, 100, 300, accounts.delta_of(539)
-    sigma = accounts.calibrated_sigma(eps, n, cohort, rounds, tight=True)
-
-    def at(x):
-        run = dict(sampling="poisson", accountant="pld")
-        return accounting.gaussian_guarantee(x, delta, cohort / n, rounds, **run).eps
-
-    assert at(sigma) <= eps < at(sigma - 3e-4)
-    assert sigma < accounts.calibrated_sigma(eps, n, cohort, rounds)
-    c = accounts.calibrated_c(eps, n, cohort, rounds, 8, "exact-balle")
-    assert c > accounts.calibrated_c(eps, n, cohort, rounds, 8)

@@ -1,7 +1,6 @@
 "FL-TOP's schemes, thresholds and trainings by hand; its costs and epsilons a second time."
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 from dpcomm.core.vectors import unpack
 from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments import lines
-from dpcomm.experiments.fltop import costs, fmnist, medical
+from dpcomm.experiments.fltop import fmnist, medical
 from dpcomm.experiments.fltop.fmnist import Column, Scheme
 from dpcomm.experiments.run import runs
 from dpcomm.mechanisms import topk
@@ -154,25 +153,3 @@ def test_what_follows_from_committed_records_is_what_is_committed(name):
                 assert cells == have[line.key, seed].cells
                 seen += 1
     assert seen
-
-
-def test_a_cost_is_four_bytes_a_weight_a_round_by_the_rate():
-    "Fashion-MNIST: 100 of 6,000 clients a round."
-    assert costs.cost_kb(10**6, "fmnist", 200) == pytest.approx(4e6 * 200 / 60 / 1000)
-    n = costs.paper_setting("fmnist", "n_params")
-    for values, printed in ((topk.size(0.005, n), 107.0), (n, 21402.03)):
-        assert round(costs.cost_kb(values, "fmnist", 193), 2) == printed
-    exact = costs.entries("fmnist", "r0.5", floor=False)
-    assert exact * 1000 == 5 * n and costs.entries("fmnist", "r0.5") == math.floor(
-        exact
-    )
-
-
-def test_epsilon_grows_with_rounds_and_the_tighter_accountants_are_below():
-    line = listed(costs, "full")["fmnist.epsilon"]
-    outcome = lines.run_one(line, 0)
-    classic = [at["rdp-classic"] for at in outcome["history"] if "rdp-classic" in at]
-    assert classic == sorted(classic)
-    last = [outcome["cells"][key][0] for key in line.fills]
-    assert last == sorted(last, reverse=True)
-    assert outcome["final"]["eps"] == last[0] == classic[-1]
