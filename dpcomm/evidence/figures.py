@@ -389,18 +389,11 @@ def series(
         low, high = mean - np.asarray(err, float), mean + np.asarray(err, float)
     n = n or (len(y) if source == "ours" else None)
     whose = "" if source == "formula" else f", {source}"
-    return dict(
-        mech=mech,
-        label=(label or m.label) + whose + (f" (n = {n})" if n else ""),
-        source=source,
-        x=x,
-        mean=mean,
-        low=low,
-        high=high,
-        n=n,
-        colour=colour or m.colour,
-        marker=m.marker,
+    label = (label or m.label) + whose + (f" (n = {n})" if n else "")
+    line = dict(
+        mech=mech, label=label, source=source, x=x, mean=mean, low=low, high=high
     )
+    return line | dict(n=n, colour=colour or m.colour, marker=m.marker)
 
 # %% ../../nbs/evidence/figures.ipynb #ca47d3ca
 def interval(y: np.ndarray) -> tuple:  # mean, low, high, (n_points,) each

@@ -357,10 +357,10 @@ def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
         values = {seed: a.values[seed] / b.values[seed] for seed in both}
         return Ours(values, cell.unit, a.record, **given)
     values = {seed: a.values[seed] - b.values[seed] for seed in both}
-    unit = "percentage points" if a.unit == "percent" else a.unit
-    if cell.unit != "percentage points":
-        unit = cell.unit
-    return Ours(values, unit, a.record, sides=(a, b), **given)
+    others = cell.unit == "percentage points" and a.unit != "percent"
+    return Ours(
+        values, a.unit if others else cell.unit, a.record, sides=(a, b), **given
+    )
 
 # %% ../../nbs/evidence/verdicts.ipynb #033dccaa
 @dataclass(frozen=True, eq=False)

@@ -160,16 +160,7 @@ def equal_groups(d: int, size: int) -> tuple:
 
 
 def budget_spec(
-    config: Config,
-    sizes: tuple,
-    task: str,
-    eps: int,
-    kind: str,
-    n_clients: int,
-    setting: float = None,
-    clip: float = None,
-    std: float = None,
-    **more,
+    config, sizes, task, eps, kind, n_clients, setting=None, clip=None, std=None, **more
 ) -> Spec:
     "A given noise or clip, else as stated, solved for at other sizes. [dprec App. C.2]"
     paper_setting, run = partial(stated, "dprec", task), (config.cohort, config.rounds)

@@ -68,14 +68,9 @@ UNITS = {"traffic": "GiB", "loss": "nats"}  # the others are percent
 def source_of(federation) -> dict:
     "What a record says of its data: name, hashes and counts."
     data = federation.data
-    return dict(
-        name=data.name,
-        partition_hash=federation.partition_hash,
-        content_hash=data.content_hash,
-        n_clients=len(federation.parts),
-        n_train=int(federation.sizes.sum()),
-        n_test=len(data.y_test),
-    )
+    said = dict(name=data.name, partition_hash=federation.partition_hash)
+    said |= dict(content_hash=data.content_hash, n_clients=len(federation.parts))
+    return said | dict(n_train=int(federation.sizes.sum()), n_test=len(data.y_test))
 
 
 def counted(line, seed: int, inputs, how) -> dict:
@@ -93,6 +88,20 @@ def partition(task: str, scale: str, **fields) -> Line:
     who = "partition", "clients and their sizes", scale
     fields |= dict(fills=tuple(f"{task}.{name}" for name in names), trains=False)
     return Line(*who, compute=counted, **fields)
+
+
+def difference(line, seed: int, inputs, how, at: int = None) -> dict:
+    "Points between the best of some lines and the last of `needs`, at a round or the end."
+
+    def accuracy(key):
+        if at is None:
+            return inputs[key].final["accuracy"]
+        history = inputs[key].history
+        return dict(zip(history["round"], history["accuracy"]))[at]
+
+    *above, below = map(accuracy, line.needs)
+    cells = {line.fills[0]: [max(above) - below, "percentage points"]}
+    return dict(cells=cells, data=inputs[line.needs[0]].data)
 
 
 def tensor_groups(net) -> tuple:
@@ -122,14 +131,8 @@ def run_one(line: Line, seed: int, inputs: dict = None, **how) -> dict | None:
     how: checkpoint, resume, max_seconds, workers, device, progress.
     Returns: what a record holds; None where rounds are left.
     """
-    if line.compute:
-        return line.compute(line, seed, inputs, how)
-    if line.needs:
-        above, below = (inputs[key] for key in line.needs)
-        apart = above.final["accuracy"] - below.final["accuracy"]
-        cells = {line.fills[0]: [apart, "percentage points"]}
-        return dict(cells=cells, data=above.data)
-    return train(line, seed, **how)
+    compute = line.compute or (difference if line.needs else None)
+    return compute(line, seed, inputs, how) if compute else train(line, seed, **how)
 
 # %% ../../nbs/run/lines.ipynb #4fde92c1
 def prepared(line: Line, seed: int = 0, device: str = "cpu") -> tuple:

@@ -83,19 +83,23 @@ def test_momentum_is_on_one_side_only_and_plain_promises_nothing():
 
 
 def kept(accuracies, rounds=(5, 9)):
-    "A record of a curve; without accuracies one that diverged."
-    final = {"accuracy": accuracies[-1]} if accuracies else {}
-    history = {"round": list(rounds), "accuracy": list(accuracies)}
+    "A record of a curve."
+    final, history = (
+        {"accuracy": accuracies[-1]},
+        dict(round=rounds, accuracy=accuracies),
+    )
     return made_up(final=final, history=history, data={"name": "digits"})
 
 
 def test_a_gap_is_of_the_best_curve_at_the_last_round_or_an_early_one():
     inputs = {"a": kept([1.0, 2.0]), "b": kept([5.0, 4.5]), "c": kept([7.0, 3.0])}
-    assert mnist.gap(inputs, ("b", "c"), "a", None) == 2.5
-    assert mnist.gap(inputs, ("c", "b"), "a", 5) == 6.0
-    assert mnist.gap(inputs, ("a",), "b", None) == -2.5
-    with pytest.raises(FloatingPointError, match="d diverged and has no accuracy"):
-        mnist.gap(inputs | {"d": kept([])}, ("b", "d"), "a", None)
+
+    def gap(*needs, at=None):
+        line = lines.Line("x", "x", "smoke", ("y",), needs)
+        return lines.difference(line, 0, inputs, {}, at)["cells"]["y"][0]
+
+    assert gap("b", "c", "a") == 2.5 and gap("c", "b", "a", at=5) == 6.0
+    assert gap("a", "b") == -2.5
     claim = next(r for r in mnist.grid("smoke") if r.needs)
     named = dict(zip(claim.needs, (inputs["b"], inputs["a"])))
     value = lines.run_one(claim, 0, named)["cells"]

@@ -105,7 +105,4 @@ def grid(scale: str) -> list:
         made |= dict(clients=lambda seed: by_writer.federation(scale))
         lines.append(Line(key, name, scale, fills, **made))
     asked = {k: v for k, v in CLAIMS.items() if scale != "smoke" or "/" not in v[1]}
-    more = dict(memory=s["memory"])
-    return lines + [
-        replace(claim, **more) for claim in by_writer.claims_of(asked, s, scale)
-    ]
+    return lines + by_writer.claims_of(asked, s, scale, memory=s["memory"])

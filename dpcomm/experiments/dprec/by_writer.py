@@ -17,9 +17,8 @@ from dpcomm.experiments.lines import Line, stated
 # %% ../../../nbs/dprec/by_writer.ipynb #d4fd7504
 paper_setting = partial(stated, "dprec", "femnist")
 SERVERS = {"SGD": "sgd", "SGD with momentum": "momentum", "Adam": "adam"}
-FIELDS = dict(
-    epochs="local_epochs", batch="batch_size", lr="client_lr", cohort="cohort"
-)
+FIELDS = dict(epochs="local_epochs", batch="batch_size", lr="client_lr")
+FIELDS |= dict(cohort="cohort")
 
 
 def paper_config(task: str, **changes) -> dict:
@@ -35,21 +34,13 @@ def paper_config(task: str, **changes) -> dict:
 
 def protocol(**changes) -> dict:
     "What all lines of FEMNIST's columns share, in the paper's settings. [dprec App. C.2]"
-    return dict(
-        task="femnist",
-        prefix="femnist",  # of the cells' keys
-        net="cnn62",
-        n_clients=paper_setting("n_clients"),
-        changes=paper_config("femnist", **dict(eval_every=50) | changes),
-        short=paper_setting("fedavg.rounds"),
-        long=paper_setting("rec.rounds"),
-        budgets=(3, 6, 1),
-        refused=("eps1.ddg12",),
-        seeds=(0,),
-        data=("femnist",),
-        memory=5.0,
-        minutes=(150, 510),  # of a short and of a long run
-    )
+    s = dict(task="femnist", prefix="femnist", net="cnn62")  # prefix of cells' keys
+    s |= dict(changes=paper_config("femnist", **dict(eval_every=50) | changes))
+    named = dict(n_clients="n_clients", short="fedavg.rounds", long="rec.rounds")
+    s |= {name: paper_setting(theirs) for name, theirs in named.items()}
+    s |= dict(budgets=(3, 6, 1), refused=("eps1.ddg12",), seeds=(0,))
+    minutes = 150, 510  # of a short and of a long run
+    return s | dict(data=("femnist",), memory=5.0, minutes=minutes)
 
 # %% ../../../nbs/dprec/by_writer.ipynb #33c22570
 def settings(scale: str) -> dict:
@@ -121,9 +112,9 @@ def columns(s: dict, scale: str, clients) -> list:
     return lines
 
 
-def claims_of(claims: dict, s: dict, scale: str) -> list:
+def claims_of(claims: dict, s: dict, scale: str, **more) -> list:
     "Differences of two lines: the first should end above the second."
-    more = dict(seeds=s["seeds"], data=s["data"])
+    more |= dict(seeds=s["seeds"], data=s["data"])
     return [
         Line(key, f"{a} above {b}", scale, (f"writer.{key}",), (a, b), **more)
         for key, (a, b) in claims.items()
@@ -139,9 +130,8 @@ CLAIMS |= {
 CLAIMS |= {
     f"eps{e}.ddg16_over_ddg12": (f"eps{e}.ddg16", f"eps{e}.ddg12") for e in (3, 6)
 }
+CLAIMS |= {f"eps{e}.ddg16_vs_rec": (f"eps{e}.ddg16", f"eps{e}.rec") for e in (3, 6)}
 CLAIMS |= {
-    "eps3.ddg16_vs_rec": ("eps3.ddg16", "eps3.rec"),
-    "eps6.ddg16_vs_rec": ("eps6.ddg16", "eps6.rec"),
     "eps3.ddg12_vs_rec": ("eps3.rec", "eps3.ddg12"),
     "eps6.ddg12_vs_rec": ("eps6.ddg12", "eps6.rec"),
     "eps6.ddg16_over_fedavg": ("eps6.ddg16", "eps6.fedavg"),

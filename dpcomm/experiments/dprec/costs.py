@@ -48,15 +48,10 @@ def protocol(task: str, method: str, rounds: int = None, indices: int = None) ->
         up = (indices or n_groups(task)) * paper_setting(task, "rec.bits")
         state = SERVER_STATE[SERVERS[paper_setting(task, "server_optimizer")]]
         seed_bits = paper_setting(task, "rec.seed_bits")
-    return dict(
-        n_clients=paper_setting(task, "n_clients"),
-        cohort=paper_setting(task, "cohort"),
-        rounds=rounds or rounds_of(task, "rec" if rec else "fedavg"),
-        bits=Bits.of(up, 0, seed_bits, d),
-        model_bits=32 * d * (1 + state),
-        replay=rec,
-        sampling="replacement" if rec else "fixed",
-    )
+    who = {name: paper_setting(task, name) for name in ("n_clients", "cohort")}
+    who |= dict(rounds=rounds or rounds_of(task, "rec" if rec else "fedavg"))
+    sent = dict(bits=Bits.of(up, 0, seed_bits, d), model_bits=32 * d * (1 + state))
+    return who | sent | dict(replay=rec, sampling="replacement" if rec else "fixed")
 
 
 EVERY = [f"{task}.{m}" for task in TASKS for m in ("fedavg", "rec")]
@@ -107,7 +102,7 @@ def mechanism_of(task: str, eps: str, kind: str):
 
 @cache
 def epsilons(row: str) -> tuple:
-    "Guarantees of a stated noise or clip, one an accountant. [dprec App. C.2]"
+    "Finite guarantees of a stated noise or clip, by accountant. [dprec App. C.2]"
     task, eps, kind = row.split(".")
     n, m = paper_setting(task, "n_clients"), mechanism_of(task, eps, kind)
     run = dict(rounds=rounds_of(task, kind), n_clients=n)
@@ -117,10 +112,10 @@ def epsilons(row: str) -> tuple:
         run |= dict(sampling="poisson", premises={"sampling": PREMISE})
     what = ["neighbours"] if kind == "rec" else []
     orders = {"rdp-classic": dict(orders=accounting.INTEGER_ORDERS)}
-    return tuple(
-        m.guarantee(**run, accountant=a, **orders.get(a, {})).assuming(*what)
-        for a in ACCOUNTANTS[kind]
+    made = (
+        m.guarantee(**run, accountant=a, **orders.get(a, {})) for a in ACCOUNTANTS[kind]
     )
+    return tuple(g.assuming(*what) for g in made if math.isfinite(g.eps))
 
 
 @cache
@@ -193,14 +188,8 @@ def drawn(line: Line, seed: int, inputs, how, name: str) -> dict:
     outcome |= dict(config={k: v for k, v in r.items() if k != "bits"})
     outcome |= dict(data={t: paper_setting(t, "n_clients") for t in TASKS})
     if line.key in ROWS:
-        finite = (g for g in epsilons(line.key) if math.isfinite(g.eps))
-        outcome |= dict(guarantee=next(finite), as_run=as_run(line.key))
+        outcome |= dict(guarantee=epsilons(line.key)[0], as_run=as_run(line.key))
     return outcome
-
-
-def accounted(line: Line, seed: int, inputs, how, row: str) -> dict:
-    finite = [[g.eps, "eps"] for g in epsilons(row) if math.isfinite(g.eps)]
-    return dict(cells=dict(zip(line.fills, finite)))
 
 
 def computed(line: Line, seed: int, inputs, how, values: Callable, unit: str) -> dict:
@@ -278,7 +267,8 @@ def grid(scale: str) -> list:
         first = [] if row == "solr.eps1.rec" else [f"{row}.eps"]
         tighter = ACCOUNTANTS[row.split(".")[-1]][1:]
         cells = first + [f"ours.{row}.eps.{name}" for name in tighter]
-        add(f"{row}.eps", f"epsilons of {row}", cells, partial(accounted, row=row))
+        how = partial(computed, values=lambda row=row: [g.eps for g in epsilons(row)])
+        add(f"{row}.eps", f"epsilons of {row}", cells, partial(how, unit="eps"))
     for key, (name, cells, values, unit) in FORMULAS.items():
         add(key, name, cells, partial(computed, values=values, unit=unit))
     return lines

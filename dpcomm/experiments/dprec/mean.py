@@ -19,7 +19,6 @@ from dpcomm.mechanisms import sqkr
 from dpcomm.mechanisms.contract import mechanism
 
 # %% ../../../nbs/dprec/mean.ipynb #48122e7c
-INFERRED = {"std": "rec.std", "shrink": "sqkr.shrink", "support": "sqkr.support"}
 paper_setting = partial(stated, "dprec", "mean")
 
 # %% ../../../nbs/dprec/mean.ipynb #67c1c6d3
@@ -126,8 +125,8 @@ def estimated(line: Line, seed: int, inputs, how, t: float) -> dict:
 
 def fewest(line: Line, seed: int, inputs, how) -> dict:
     cells = {line.fills[0]: [float(least_bits(1, paper_setting("delta"))), "bits"]}
-    config = settings(line.scale)
-    config |= {k: paper_setting(name) for k, name in INFERRED.items()}
+    named = dict(std="rec.std", shrink="sqkr.shrink", support="sqkr.support")
+    config = settings(line.scale) | {k: paper_setting(x) for k, x in named.items()}
     return dict(cells=cells, config=config, data=about(line.scale))
 
 # %% ../../../nbs/dprec/mean.ipynb #677a51f9

@@ -14,7 +14,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import Spec
-from dpcomm.experiments.lines import Line, source_of, stated
+from dpcomm.experiments.lines import Line, difference, source_of, stated
 from dpcomm.mechanisms import pm, sqsgd, topk, vqsgd
 from dpcomm.training import models
 
@@ -124,25 +124,6 @@ def claims(base: Base, early: int) -> dict:
         asked[f"fig4.r0.5_minus_r{r}"] = above, f"ratio.r{r}", None
     others = "fig5.K2", "fig1.K8", "fig5.K32"
     return asked | {"fig5.best_minus_bits7": (others, "fig5.K128", None)}
-
-
-def gap(inputs: dict, above: tuple, below: str, at: int | None) -> float:
-    "Points between the best of some curves and another. [sqsgd Sec. 4]"
-
-    def accuracy(key):
-        record = inputs[key]
-        if not record.final:
-            raise FloatingPointError(f"{key} diverged and has no accuracy")
-        if at is None:
-            return record.final["accuracy"]
-        return dict(zip(record.history["round"], record.history["accuracy"]))[at]
-
-    return max(map(accuracy, above)) - accuracy(below)
-
-
-def claimed(line: Line, seed, inputs, how, above, below, at) -> dict:
-    value = [gap(inputs, above, below, at), "percentage points"]
-    return dict(cells={line.fills[0]: value}, data=inputs[line.needs[0]].data)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #d8eb1374
 @dataclasses.dataclass(frozen=True)
@@ -254,8 +235,7 @@ def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
         if cell in printed and set(needs) <= set(c.keys):
             words = f"{' or '.join(above)} minus {below}" + ", early" * bool(at)
             who = f"claim.{name}", words, c.scale, (cell,), needs
-            how = partial(claimed, above=above, below=below, at=at)
-            lines.append(Line(*who, compute=how, **seeds))
+            lines.append(Line(*who, compute=partial(difference, at=at), **seeds))
     return lines
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #3a03bddf
