@@ -10,7 +10,7 @@ from checkout import ROOT
 from made_up import replace
 from tables import tabled
 
-from dpcomm.evidence import claims, paper_tables, records, verdicts
+from dpcomm.evidence import claims, paper_tables, verdicts
 
 PAPERS = paper_tables.papers()
 evidence = functools.cache(verdicts.evidence)
@@ -123,15 +123,6 @@ def test_no_row_is_lost_and_no_disagreement_grouped(paper):
         for row in alone.rows:
             for number in map(int, re.findall(r"\[(\d+)\]", row[4])):
                 assert number <= len(alone.notes)
-
-
-@tabled("paper", PAPERS)
-def test_a_finding_has_the_numbers_of_the_records(paper):
-    p, said = paper_tables.paper(paper), claims.finding(paper)
-    assert "{" in p.about["finding"] and "{" not in said
-    ours = verdicts.ours_by_key(records.load(paper, scale="full"))
-    for key in re.findall(r"\{([^ {}]+)\}", p.about["finding"]):
-        assert f"{ours[key].summary.mean:.1f}" in said
 
 
 def test_the_headline_says_the_epsilon_of_the_run_as_it_was_run():

@@ -3,15 +3,12 @@ beside the configuration.
 """
 
 import functools
-import math
 import re
 from dataclasses import fields
 
-import pytest
 from tables import tabled
 
 from dpcomm.evidence import paper_tables, records
-from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.guarantee import recorded
 
 
@@ -77,19 +74,3 @@ def test_a_fixed_cohort_accounted_as_poisson_says_so_first_and_what_it_costs(nam
 
 def test_there_are_runs_of_either_kind():
     assert len(fixed()) >= 40 and len(committed()) > 200
-
-
-@pytest.mark.parametrize(
-    "key, joins, replaced",
-    [("cnn.eps3.fedavg", 5.45, 6.53), ("cnn.eps6.fedavg", 14.68, 18.99)],
-)
-def test_dp_fedavg_on_mnist_as_it_was_run(key, joins, replaced):
-    run = next(
-        run for name, run in committed() if name == f"dprec_mnist.full:{key}.seed0"
-    )
-    sigma = float(re.search(r"sigma=([\d.]+)", run.config["mechanism"]).group(1))
-    for relation, eps in (("add-remove", joins), ("replace", replaced)):
-        assert math.isclose(run.as_run[relation]["eps"], eps, abs_tol=0.005)
-        recorded = run.as_run[relation]["eps"]  # on an older, coarser grid of losses
-        now = fixed_size_epsilon(sigma, 0.1, 1000, 100**-1.1, relation).eps
-        assert now <= recorded == pytest.approx(now, rel=1e-4)

@@ -14,6 +14,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
+from made_up import made_up
 from tables import tabled
 
 from dpcomm.evidence import paper_tables, records
@@ -88,24 +89,17 @@ WRONG = [  # field, value
 def record(seed=0, key="eps3.rec", accuracy=70.25, **more) -> Record:
     "A made-up record; what is given as `origin` is laid over the usual one."
     given = dict(
-        paper="dprec",
-        experiment="made_up",
-        scale="full",
-        key=key,
-        seed=seed,
-        trained=True,
         config={"rounds": 10, "groups": [1, 2], "clip": None},
         final={"accuracy": accuracy, "round": 10},
         history={"round": [5, 10], "accuracy": [60.0, accuracy]},
         cells={CELL: [accuracy, "percent"]},
         guarantee=promise(),
-        as_run={},
         bits={"total": 88},
         data={"name": "digits"},
         cost={"wall_seconds": 1.0, "cpu_seconds": 2.0, "peak_bytes": 3},
     )
     origin = ORIGIN | more.pop("origin", {})
-    return Record(**given | more, origin=origin)
+    return made_up(key, seed, **given | more, origin=origin)
 
 
 def raw(**more) -> dict:

@@ -46,20 +46,11 @@ def seeded(values: dict, **more) -> list:
     ]
 
 
-def put(root, *found):
-    for r in found:
-        records.append(root, r)
-
-
-def row(root, key, table="table1", **more) -> dict:
-    found = verdicts.evidence("dprec", root)
-    rows = verdicts.verdict_table("dprec", table, found=found, **more).rows
+def row(found, key) -> dict:
+    "The line of a number of Table 1 in a table of these records."
+    made = verdicts.verdict_table("dprec", "table1", found=verdicts.evidence_of(found))
     names = ("key", "paper", "ours", "delta", "verdict", "link")
-    return next(dict(zip(names, r)) for r in rows if r[0] == key)
-
-
-def verdict_of(root, key, table="table1") -> str:
-    return row(root, key, table)["verdict"]
+    return next(dict(zip(names, r)) for r in made.rows if r[0] == key)
 
 
 def quantile(df) -> float:
@@ -426,20 +417,19 @@ def test_seeds_of_one_number_come_from_runs_of_one_experiment_and_count_once():
 
 
 @tabled("scale, prefix", [("smoke", ""), ("quick", ""), ("quick", "ours.quick.")])
-def test_a_smaller_record_is_shown_and_earns_no_verdict(scale, prefix, tmp_path):
-    key, root = prefix + ACC.key, tmp_path / f"{scale}{prefix}"
-    put(root, record(0, {key: 69.0}, scale), record(1, {key: 71.0}, scale))
-    found = row(root, ACC.key)
+def test_a_smaller_record_is_shown_and_earns_no_verdict(scale, prefix):
+    some = seeded({prefix + ACC.key: [69.0, 71.0]}, scale=scale)
+    found = row(some, ACC.key)
     assert found["verdict"] == "○ not run" and found["delta"] == found["link"] == ""
     assert found["ours"] == f"{scale} 70.00 (n = 2): no verdict"
-    assert verdicts.evidence("dprec", root).ours == {}
-    put(root, *seeded({ACC.key: [70.0, 70.1, 70.2]}))
-    assert row(root, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
+    assert verdicts.evidence_of(some).ours == {}
+    full = seeded({ACC.key: [70.0, 70.1, 70.2]})
+    assert row(some + full, ACC.key)["ours"] == "70.10 +/- 0.06 (n = 3)"
 
 
 def test_full_scale_earns_a_verdict(tmp_path):
-    put(tmp_path, *seeded({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
-    found = row(tmp_path, ACC.key)
+    records.append(tmp_path, *seeded({ACC.key: [69.0, 69.2, 69.4, 69.6]}))
+    found = row(records.load("dprec", root=tmp_path), ACC.key)
     word = verdicts.verdict(ACC, [69.0, 69.2, 69.4, 69.6])
     assert found.pop("verdict").startswith(f"{verdicts.VERDICTS[word]} {word}")
     assert found == dict(
@@ -449,12 +439,11 @@ def test_full_scale_earns_a_verdict(tmp_path):
         delta="-0.20",
         link="[made_up](../experiments/made_up.ipynb)",
     )
-    assert verdict_of(tmp_path, SIX) == "○ not run"
 
 
-def test_numbers_keep_the_digits_that_count(tmp_path):
-    put(tmp_path, *seeded({SMALL: [0.01020, 0.01024]}))
-    assert row(tmp_path, SMALL)["ours"] == ("0.0102 +/- 2e-05 (n = 2)")
+def test_numbers_keep_the_digits_that_count():
+    found = row(seeded({SMALL: [0.01020, 0.01024]}), SMALL)
+    assert found["ours"] == "0.0102 +/- 2e-05 (n = 2)"
     for value, cell, shown in (
         (70.1234, ACC, "70.12"),
         (1234.5678, RATIO, "1,234.6"),
@@ -470,26 +459,12 @@ def test_numbers_keep_the_digits_that_count(tmp_path):
         assert verdicts.format_paper(cell) == shown
 
 
-def test_orderings_and_ratios_are_derived(tmp_path):
-    values = {ACC.key: [70.0, 72.0], FED: [60.0, 62.1], SIX: [80.0, 82.1]}
-    put(tmp_path, *seeded(values | {SIZE.key: [43.0], SMALL: [0.01]}))
-    assert verdict_of(tmp_path, "mnist.eps3.order") == "✗ order fails"
-    assert verdict_of(tmp_path, "mnist.rec.order") == "✓ order holds"
-    assert verdict_of(tmp_path, "mnist.eps6.order") == "○ not run"
-    assert verdict_of(tmp_path, "mnist.ratio", "text") == "● match"
-    assert row(tmp_path, "mnist.rec.order")["delta"] == "", "a size nobody claimed"
-    assert row(tmp_path, "mnist.rec.order")["ours"] == ("10.05 +/- 0.05 (n = 2)")
-
-
-def test_causes_become_numbered_notes_and_equal_ones_share_a_number(
-    tmp_path, monkeypatch
-):
+def test_causes_become_numbered_notes_and_equal_ones_share_a_number(monkeypatch):
     blocks = [(ACC.key, "the model"), (SIX, "the split"), (FED, "the model")]
     causes = tuple(paper_tables.Reason(why, keys=(key,)) for key, why in blocks)
     given = replace(paper_tables.paper("dprec"), causes=causes)
     monkeypatch.setattr(paper_tables, "paper", lambda id: given)
-    put(tmp_path, *seeded(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
-    found = verdicts.evidence("dprec", tmp_path)
+    found = evidence(*seeded(dict.fromkeys([ACC.key, SIX, FED], [95.0, 95.1, 95.2])))
     t = verdicts.verdict_table("dprec", "table1", found=found)
     assert len(set(t.notes)) == len(t.notes)
     n = {note: i for i, note in enumerate(t.notes, 1)}

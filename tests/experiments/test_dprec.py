@@ -1,6 +1,5 @@
 "DP-REC's experiments: what each line varies, made data, floors and counts."
 
-import numpy as np
 import pytest
 import torch
 from tables import tabled
@@ -12,8 +11,6 @@ from dpcomm.experiments import lines
 from dpcomm.experiments.dprec import (
     ablations,
     gap,
-    indices,
-    mean,
     quantised,
     shakespeare,
     stackoverflow,
@@ -125,25 +122,3 @@ def test_a_study_takes_away_what_it_names(kind):
         promise = spec.guarantee(spec.config.rounds)
         assert (promise.scope, promise.trust) == ("per-round", "local")
         assert spec.as_run(20)["zero-out"].eps > promise.eps
-
-
-def test_two_candidates_collide_as_enumerated():
-    "S_2 by quadrature against Monte Carlo; 1/2 at no length, 1 far out."
-    assert mean.collision(0.0) == pytest.approx(0.5)
-    assert mean.collision(50.0) == pytest.approx(1, abs=0.02)
-    x = seed_tree(0, "collide").standard_normal((200_000, 2))
-    p = 1 / (1 + np.exp(x[:, 1] - x[:, 0]))
-    simulated = (p**2 + (1 - p) ** 2).mean()
-    assert mean.collision(1.0) == pytest.approx(simulated, abs=2e-3)
-    assert mean.least_bits(1, 2**-10) == 14
-
-
-def test_an_index_tells_at_most_its_limit_and_even_ones_need_seven_bits():
-    rng = seed_tree(0, "limit")
-    for s in (0.1, 0.5, 1.0):
-        logits = s * rng.standard_normal((4000, indices.K))
-        most = (1 - 1 / indices.K) * s**2 / 2 / np.log(2)
-        assert 0 < indices.told(logits).mean() <= 1.01 * most
-    p, plain, corrected, adaptive = indices.evenness(rng.integers(indices.K, size=5000))
-    assert p > 1e-6 and plain < 7 and abs(corrected - 7) < 0.01 and adaptive > 7
-    assert indices.evenness(rng.integers(64, size=5000))[0] < 1e-12
