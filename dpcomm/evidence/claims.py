@@ -17,13 +17,8 @@ from .figures import Shown, Table, as_html, as_markdown, fold
 from .verdicts import LOOKS_OF, PERCENT, SEEDS, VERDICTS
 
 # %% ../../nbs/evidence/claims.ipynb #706bcf12
-STATUS = {
-    "reproduced": "●",
-    "in part": "◐",
-    "refuted": "✗",
-    "open": "?",
-    "cannot be tested here": "○",
-}
+STATUS = {"reproduced": "●", "in part": "◐", "refuted": "✗", "open": "?"}
+STATUS |= {"cannot be tested here": "○"}
 HOLDS = ("match", "near", "order holds")
 FAILS = ("below", "above", "order fails", "paper's slip")
 
@@ -93,8 +88,6 @@ def _said(kind, ours):
 # %% ../../nbs/evidence/claims.ipynb #0fb3eb56
 @dataclass(frozen=True)
 class ClaimStatus:
-    "A claim with its status."
-
     claim: paper_tables.Claim
     status: str  # a key of `STATUS`
     number: str  # the one number, in words
@@ -141,17 +134,11 @@ def rows(paper: str, found: verdicts.Evidence = None, base: str = "..") -> list:
 
 def table(paper: str, found: verdicts.Evidence = None, base: str = "..") -> Table:
     "Claim, place, status, number, seeds and what it rests on, of every claim of a paper."
-    lines = [
-        (
-            r.claim.text,
-            r.claim.where,
-            f"{STATUS[r.status]} {r.status}",
-            r.number or r.claim.cannot,
-            r.seeds,
-            f"[{r.tally or 'why'}]({r.link})",
-        )
-        for r in rows(paper, found, base)
-    ]
+    lines = []
+    for r in rows(paper, found, base):
+        status, number = f"{STATUS[r.status]} {r.status}", r.number or r.claim.cannot
+        rests = f"[{r.tally or 'why'}]({r.link})"
+        lines.append((r.claim.text, r.claim.where, status, number, r.seeds, rests))
     header = ("it claims", "where", "status", "the number", "seeds", "rests on")
     return Table(header, tuple(lines))
 
@@ -276,10 +263,8 @@ def _cause(row, notes):
     return f"{word}: {'; '.join(why)}" if why else word
 
 
-def groups(
-    paper: str, table: str, found: verdicts.Evidence = None, base: str = ".."
-) -> tuple:  # Table of rows to read; what others share -> Table of them
-    "The rows of a table, those with one cause together."
+def groups(paper: str, table: str, found=None, base: str = "..") -> tuple:
+    "Table of rows to read one by one; what others share -> Table of them."
     whole, named = verdicts.verdict_table(paper, table, base=base, found=found), {}
     alone, causes = list(whole.rows), [_cause(row, whole.notes) for row in whole.rows]
     for cause, n in Counter(filter(None, causes)).items():
@@ -298,9 +283,7 @@ def _worded(some, columns, notes=()):
     return Table(HEADER[:columns], tuple(lines), notes=notes)
 
 
-def numbers(
-    paper: str, table: str, found: verdicts.Evidence = None, base: str = ".."
-) -> Shown:
+def numbers(paper: str, table: str, found=None, base: str = "..") -> Shown:
     "One table of a paper: its bar, rows to read one by one, groups with one cause."
     found = found or verdicts.evidence(paper)
     made = _bar(tally(paper, table, found))
@@ -312,7 +295,6 @@ def numbers(
 
 # %% ../../nbs/evidence/claims.ipynb #8d953c87
 def finding(paper: str) -> str:
-    "What we find, in one or two sentences with our numbers."
     return fill(paper_tables.paper(paper).about["finding"], paper)
 
 
@@ -321,16 +303,10 @@ def summary(base: str = "nbs") -> Table:
     lines = []
     for paper in paper_tables.papers():
         p = paper_tables.paper(paper)
-        report = f"{base}/reference/reports.ipynb#{paper}"
-        lines.append(
-            (
-                f"[{p.short}]({base}/{paper}/chapter.ipynb)",
-                f"[{p.about['year']}]({p.about['url']})",
-                p.about["claim"],
-                finding(paper),
-                f"[{counts(paper)}: report]({report})",
-                tally_text(tally(paper)),
-            )
-        )
+        name = f"[{p.short}]({base}/{paper}/chapter.ipynb)"
+        year = f"[{p.about['year']}]({p.about['url']})"
+        judged = f"[{counts(paper)}: report]({base}/reference/reports.ipynb#{paper})"
+        found = finding(paper), judged, tally_text(tally(paper))
+        lines.append((name, year, p.about["claim"], *found))
     header = "paper|year|it claims|we find|its claims, judged|its numbers and ours"
     return Table(tuple(header.split("|")), tuple(lines))

@@ -408,7 +408,6 @@ def interval(y: np.ndarray) -> tuple:  # mean, low, high, (n_points,) each
 
 
 def rows_of(lines: list) -> list:  # of dict, one a point
-    "The numbers behind a figure, one row per point."
     return [
         {k: s[k] for k in ("label", "mech", "source")}
         | dict(x=x.item(), y=float(y), low=float(a), high=float(b), n=s["n"])
@@ -438,7 +437,6 @@ def line_style(s: dict) -> dict:  # as Axes.plot takes it
 
 
 def error_bars(ax, x, s: dict, colour: str = None) -> None:
-    "Error bars of a series that has a spread."
     if (s["high"] > s["low"]).any():
         half, ink = s["high"] - s["mean"], colour or s["colour"]
         ax.errorbar(x, s["mean"], half, fmt="none", ecolor=ink, capsize=3)

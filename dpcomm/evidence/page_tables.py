@@ -229,12 +229,9 @@ def seeds_matrix(ours: dict, keys) -> np.ndarray:  # (n_seeds, n_keys)
     return np.array([[v[seed] for v in values] for seed in seeds])
 
 
-COHORTS = {
-    "poisson": "Poisson cohorts",
-    "fixed": "cohorts of a fixed size",
-    "replacement": "cohorts drawn with replacement",
-    "none": "cohorts whose draw adds no privacy",
-}
+COHORTS = dict(poisson="Poisson cohorts", fixed="cohorts of a fixed size")
+COHORTS |= dict(replacement="cohorts drawn with replacement")
+COHORTS |= dict(none="cohorts whose draw adds no privacy")
 
 
 def epsilon_as_run(found, whose: str, planned=()) -> Shown:

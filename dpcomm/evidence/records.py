@@ -410,10 +410,7 @@ def stamp(device: str = "cpu") -> dict:
     changed = git("status", "--porcelain")
     versions = {"python": platform.python_version()}
     versions |= {p: version_of(p) for p in PACKAGES}
-    return dict(
-        versions={k: v for k, v in versions.items() if v},
-        commit=git("rev-parse", "HEAD"),
-        dirty=None if changed is None else bool(changed),
-        device=device,
-        machine=machine(),
-    )
+    versions = {k: v for k, v in versions.items() if v}
+    made = dict(versions=versions, commit=git("rev-parse", "HEAD"))
+    dirty = None if changed is None else bool(changed)
+    return made | dict(dirty=dirty, device=device, machine=machine())

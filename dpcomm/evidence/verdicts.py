@@ -23,12 +23,9 @@ from .records import Record
 # %% ../../nbs/evidence/verdicts.ipynb #a681e7d1
 SEEDS = 3  # of our own, behind a trained number that counts
 PERCENT = {"percent": 1.0, "percentage points": 1.0, "fraction": 100.0}  # of a unit
-SCORES = {  # name in `final` -> what a table calls it
-    "accuracy": "accuracy, %",
-    "balanced_accuracy": "balanced accuracy, %",
-    "recall5": "recall at 5, %",
-    "mse": "mean squared error",
-}
+# name in `final` -> what a table calls it
+SCORES = dict(accuracy="accuracy, %", balanced_accuracy="balanced accuracy, %")
+SCORES |= dict(recall5="recall at 5, %", mse="mean squared error")
 
 
 @dataclass(frozen=True)
@@ -443,9 +440,7 @@ def format_paper(cell: paper_tables.Cell) -> str:
     return f"{sign}{cell.value:,}{spread} {cell.unit}"
 
 
-def smaller(
-    cell: paper_tables.Cell, runs: tuple, scale: str = "quick"
-) -> Summary | None:
+def smaller(cell, runs: tuple, scale: str = "quick") -> Summary | None:
     "Our number of a smaller scale, which earns no verdict."
     names = cell.key, f"ours.{scale}.{cell.key}"
     mine = [r for r in records.current(runs).values() if r.scale == scale]
@@ -453,9 +448,7 @@ def smaller(
     return cell_summary(values, cell.unit) if values else None
 
 
-def reason_not_run(
-    cell: paper_tables.Cell, paper: paper_tables.Paper, runs: tuple
-) -> str:
+def reason_not_run(cell, paper: paper_tables.Paper, runs: tuple) -> str:
     also = f"; would not be comparable: {cell.tol_why}" if cell.kind == "shown" else ""
     given = [each for each in paper.not_run if cell.key.startswith(each.prefix)]
     stated = max(given, key=lambda each: len(each.prefix)).text if given else ""
@@ -469,9 +462,7 @@ def reason_not_run(
     return (stated or "no full-scale record") + also
 
 
-def row_of(
-    cell: paper_tables.Cell, paper: paper_tables.Paper, found: Evidence, base: str
-) -> tuple:
+def row_of(cell, paper: paper_tables.Paper, found: Evidence, base: str) -> tuple:
     "One row of the verdict table."
     key, theirs, s = cell.key, format_paper(cell), found.summary(cell)
     mine = our_number(cell, found.ours)
@@ -492,9 +483,7 @@ def row_of(
     return key, theirs, value, delta, verdict(cell, s), link
 
 
-def explain_verdict(
-    cell: paper_tables.Cell, paper: paper_tables.Paper, word: str
-) -> list:
+def explain_verdict(cell, paper: paper_tables.Paper, word: str) -> list:
     why = [cell.tol_why] if word == "not comparable" and cell.kind == "shown" else []
     if word in ("not run", "match"):
         return why

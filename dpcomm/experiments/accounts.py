@@ -50,9 +50,7 @@ PREMISE = (
 )
 
 
-def as_run(
-    mechanism, config: Config, n_clients: int, rounds: int, delta: float, d: int = None
-) -> dict:
+def as_run(mechanism, config: Config, n_clients, rounds, delta: float, d=None) -> dict:
     "With cohorts of a fixed size. [fltop/privacy, Props. B, C; Kairouz et al. 2021]"
     if isinstance(mechanism, ddg.DDGauss):
         run = dict(rounds=rounds, delta=delta, d=d, accountant="rdp-balle")
@@ -63,9 +61,7 @@ def as_run(
     return {r: fixed_size_epsilon(sigma, rate, rounds, delta, r) for r in relations}
 
 
-def accounted_as_poisson(
-    mechanism, config: Config, n_clients: int, d: int = None, delta=None, **more
-) -> Spec:
+def accounted_as_poisson(mechanism, config, n_clients, d=None, delta=None, **more):
     "Cohorts of a fixed size, accounted as the paper does. [dprec App. C.2]"
     config = dataclasses.replace(config, sampling="fixed")
     delta = delta or delta_of(n_clients)
@@ -82,9 +78,7 @@ def fedavg(config: Config, n_clients: int, clip: float, sigma: float) -> Spec:
     return accounted_as_poisson(mechanism, config, n_clients, orders=INTEGER_ORDERS)
 
 # %% ../../nbs/dprec/accounts.ipynb #9d0fcbbb
-def rec(
-    config: Config, n_clients: int, c: float, std: float, groups, bits=7, **more
-) -> Spec:
+def rec(config, n_clients: int, c: float, std: float, groups, bits=7, **more) -> Spec:
     "DP-REC, accounted by Algorithm 7 if nothing else is said. [dprec App. C.2]"
     mechanism = Rec(c * std, std, bits, tuple(groups))
     run = dict(delta=delta_of(n_clients), n_clients=n_clients, cohort=config.cohort)
@@ -101,9 +95,7 @@ def rec(
     return Spec(mechanism, drawn, account, among_others)
 
 
-def ddgauss(
-    config: Config, n_clients: int, clip: float, eps: float, d: int, ring_bits: int
-) -> Spec:
+def ddgauss(config, n_clients: int, clip: float, eps: float, d: int, ring_bits: int):
     "The least noise for a budget; ValueError for too few bits. [Kairouz et al. 2021]"
     run = config.cohort, d, config.rounds, config.cohort / n_clients, ring_bits
     delta = delta_of(n_clients)
@@ -111,9 +103,7 @@ def ddgauss(
     return accounted_as_poisson(mechanism, config, n_clients, d)
 
 # %% ../../nbs/dprec/accounts.ipynb #3b2da1e4
-def calibrated_sigma(
-    eps: float, n_clients: int, cohort: int, rounds: int, tight: bool = False
-) -> float:
+def calibrated_sigma(eps: float, n_clients, cohort, rounds, tight=False) -> float:
     "DP-FedAvg's noise multiplier for a budget, rounded up. [dprec App. C.2; accounting]"
     run = dict(delta=delta_of(n_clients), q=cohort / n_clients, rounds=rounds)
     how, ends = dict(accountant="rdp-classic", orders=INTEGER_ORDERS), (0.3, 1e3)
@@ -124,16 +114,14 @@ def calibrated_sigma(
     return math.ceil(1e4 * sigma) / 1e4
 
 
-def calibrated_c(
-    eps: float, n_clients: int, cohort: int, rounds: int, n_groups: int, by=None, bits=7
-) -> float:
+def calibrated_c(eps: float, n_clients, cohort, rounds, n_groups, by=None) -> float:
     "DP-REC's clip over std for a budget, rounded down. [dprec App. C.2; theorem, Prop. H]"
     slots, delta = rounds * cohort, delta_of(n_clients)
     if by is None:
-        run = dict(slots=slots, n_clients=n_clients, nbits=n_groups * bits)
+        run = dict(slots=slots, n_clients=n_clients, nbits=7 * n_groups)
         c = calibrate_clip(eps, theorem1_epsilon, **run, delta=delta)
     else:
-        run = RecRun(slots, n_clients, 2**bits, n_groups)
+        run = RecRun(slots, n_clients, 2**7, n_groups)
         c = calibrate_clip(eps, run=run, delta=delta, conversion="balle")
     if by == "pld-exact":
         c = calibrate_clip(eps, pld_epsilon, c, 1.1 * c, 1e-4, run=run, delta=delta)
@@ -180,9 +168,7 @@ def stated_setting(task: str, eps: int, kind: str) -> float:
 
 # %% ../../nbs/dprec/accounts.ipynb #4dbb9376
 @cache
-def mnist_clients(
-    name: str = "mnist", n_clients: int = 100, deal: int = 0
-) -> images.Federation:
+def mnist_clients(name="mnist", n_clients=100, deal=0) -> images.Federation:
     "The clients of DP-REC's MNIST experiments. [dprec App. C.1]"
     data, spread = images.load(name), None
     if name == "mnist":
@@ -193,9 +179,7 @@ def mnist_clients(
     return images.Federation(data, parts, "Dirichlet(1) labels, dealt")
 
 
-def mnist_spec(
-    config: Config, groups, eps: int, kind: str, n_clients: int, setting=None, **more
-) -> Spec:
+def mnist_spec(config, groups, eps, kind, n_clients, setting=None, **more) -> Spec:
     "DP-FedAvg or DP-REC with the paper's settings for MNIST. [dprec App. C.2]"
     setting = setting or stated_setting("mnist", eps, kind)
     return budget_spec(config, groups, "mnist", eps, kind, n_clients, setting, **more)

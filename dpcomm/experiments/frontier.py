@@ -37,8 +37,6 @@ ALPHA = 1.0  # of the Dirichlet law of a client's labels
 
 @dataclass(frozen=True)
 class Setting:
-    "Clients, model and training of one task."
-
     images: str  # data set
     net: str  # key of models.MODELS
     n_clients: int  # that the images are dealt to; writers where they are known
@@ -185,10 +183,8 @@ def updates(s: Setting, rows: int = 16):
 def informed(line: Line, seed: int, inputs, how, s: Setting, asked: dict) -> dict:
     "Predicted errors of all rows, for updates in the place of examples."
     u = updates(s)
-    errors = {
-        end: average_error(row_of(s, *who).built, u, s.cohort).error
-        for end, who in asked.items()
-    }
+    built = {end: row_of(s, *who).built for end, who in asked.items()}
+    errors = {end: average_error(m, u, s.cohort).error for end, m in built.items()}
     final = {end: e if math.isfinite(e) else None for end, e in errors.items()}
     return dict(final=final, config=asdict(s), data=source_of(federations(s)[0]))
 
@@ -245,8 +241,6 @@ def grid(scale: str) -> list:
 
 # %% ../../nbs/experiments/frontier.ipynb #fpnt0011
 class Point(NamedTuple):
-    "One setting of a frontier, over its seeds."
-
     task: str  # as the grid names it
     eps: float | None  # asked for, of the whole run; None: no privacy
     kind: str  # mechanism, perhaps with .local or .few

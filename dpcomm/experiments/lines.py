@@ -178,17 +178,10 @@ def train(line: Line, seed: int, **how) -> dict | None:
     return line.after(outcome, task, done) if outcome and line.after else outcome
 
 
-def from_training(
-    task, done, cells: dict, /, guarantee=None, as_run=None, **config
-) -> dict | None:
+def from_training(task, done, cells: dict, /, guarantee=None, as_run=None, **config):
     """What a record holds of a federated run; None where rounds are left.
 
-    task: federated.Task.
-    done: federated.Run of it.
     cells: key of a cell -> name of a score of the last round, or 'traffic'.
-    guarantee: rounds -> Guarantee; None: no privacy is claimed.
-    as_run: rounds -> {relation: Guarantee} where `guarantee` says less.
-    config: further settings: model, task, ...
     """
     if not done.finished:
         return None
@@ -196,15 +189,9 @@ def from_training(
     sent = (done.ledger.uplink_bits + done.ledger.downlink_bits) / 2**33
     values = final | {"traffic": sent}
     made = dict(mechanism=repr(task.mechanism), d=d) | config
-    return dict(
-        config=asdict(task.config) | made,
-        final=final,
-        history=done.history,
-        cells={k: [values[s], UNITS.get(s, "percent")] for k, s in cells.items()},
-        guarantee=guarantee and guarantee(rounds),
-        as_run=as_run(rounds) if as_run else {},
-        bits=task.mechanism.bits(d),
-        data=source_of(task.federation),
-        wall_seconds=done.seconds,
-        cpu_seconds=done.cpu_seconds,
-    )
+    cells = {k: [values[s], UNITS.get(s, "percent")] for k, s in cells.items()}
+    made = dict(config=asdict(task.config) | made, final=final, history=done.history)
+    made |= dict(cells=cells, guarantee=guarantee and guarantee(rounds))
+    made |= dict(as_run=as_run(rounds) if as_run else {}, bits=task.mechanism.bits(d))
+    cost = dict(wall_seconds=done.seconds, cpu_seconds=done.cpu_seconds)
+    return made | dict(data=source_of(task.federation)) | cost

@@ -100,13 +100,6 @@ def choice_for(d: int, n: int, bits: float | None):
     return choose(asked, EPS, bits, accountants=RENYI, tried=tried)
 
 
-def plays(name: str, d: int, n: int, entries: int) -> tuple:
-    "Rounds to play for a size, and clients in each."
-    entries //= SLOW.get(name, 1)
-    rounds = min(max(entries // 8 // (n * d), 4), 64)
-    return rounds, min(n, max(2, entries // (rounds * d)))
-
-
 def play(line: Line, seed: int, inputs, how, name, d, n, bits, entries) -> dict:
     choice = choice_for(d, n, bits)
     row = next((row for row in choice.rows if row.name == name), None)
@@ -114,7 +107,9 @@ def play(line: Line, seed: int, inputs, how, name, d, n, bits, entries) -> dict:
     data = dict(name="unit vectors, half of the energy in common", n=n)
     if row is None:
         return dict(config=config, data=data, notes=[choice.refused[name]])
-    errors, (rounds, clients) = [], plays(name, d, n, entries)
+    errors, entries = [], entries // SLOW.get(name, 1)
+    rounds = min(max(entries // 8 // (n * d), 4), 64)
+    clients = min(n, max(2, entries // (rounds * d)))
     for t in range(rounds):
         rng = seed_tree(seed, "messages", row.name, d, n, t)
         vectors = blocks(d, clients, derive(seed, "round", t))

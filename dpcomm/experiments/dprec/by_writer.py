@@ -12,6 +12,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
+from dpcomm.experiments.dprec.mnist import NAMES
 from dpcomm.experiments.lines import Line, stated
 
 # %% ../../../nbs/dprec/by_writer.ipynb #d4fd7504
@@ -69,16 +70,10 @@ def federation(scale: str):
     return images.Federation(data, parts, "a client a writer")
 
 # %% ../../../nbs/dprec/by_writer.ipynb #66c5ee9a
-METHODS = {
-    "fedavg": "DP-FedAvg",
-    "rec": "DP-REC",
-    "ddg16": "DDGauss, 16 bits",
-    "ddg12": "DDGauss, 12 bits",
-}
+METHODS = NAMES | {"ddg16": "DDGauss, 16 bits", "ddg12": "DDGauss, 12 bits"}
 
 
 def made_of(s: dict, is_long: bool) -> dict:
-    "Network, rounds and engine of a line, and what its record says of them."
     fused = dict(engine="fused") if s["net"].startswith("cnn") else {}
     changes = s["changes"] | fused | dict(rounds=s["long" if is_long else "short"])
     noted = dict(model=s["net"], task=s["task"])

@@ -204,42 +204,6 @@ def shares() -> list:
     draws = ([share(count(name, seed)) for seed in range(3)] for name in EVERY)
     return [100 * np.mean(each) for each in draws]
 
-# %% ../../../nbs/dprec/costs.ipynb #8ef50c86
-PAID = [(task, eps) for task in ("mnist", "femnist") for eps in (6, 3)]
-READINGS = ("rounds", "subsampled", "dropped")
-FORMULAS = {  # key -> name, cells, their values, unit
-    "dense": (
-        "what sends the same in every round",
-        ["ours." * k.startswith("mnist") + f"{k}.comm" for k in DENSE],
-        lambda: [gib(name, 0) for name in DENSE],
-        "GiB",
-    ),
-    "shares": (
-        "share of the uplink, mean of three draws",
-        [f"ours.{name}.uplink_share" for name in EVERY],
-        shares,
-        "percent",
-    ),
-    "index": (
-        "a model update in indices of eight bits",
-        ["index.equivalent"],
-        lambda: [1000 * 32 / 8],
-        "8-bit indices",
-    ),
-    "readings": (
-        "StackOverflow's epsilon, read otherwise",
-        [f"ours.solr.eps1.rec.eps.{reading}" for reading in READINGS],
-        lambda: [readings()[reading] for reading in READINGS],
-        "eps",
-    ),
-    "paid": (
-        "epsilon paid at a common accuracy",
-        [f"ours.{task}.eps{eps}.paid" for task, eps in PAID],
-        lambda: [paid(*at) for at in PAID],
-        "eps",
-    ),
-}
-
 # %% ../../../nbs/dprec/costs.ipynb #a3df5264
 def settings(scale: str) -> dict:
     "Protocols whose bytes the printed gigabytes count."
@@ -256,6 +220,9 @@ def grid(scale: str) -> list:
         more = dict(trains=False, minutes=0.02, compute=compute, seeds=seeds)
         lines.append(Line(key, name, scale, fills, **more))
 
+    def formula(key, name, cells, values, unit):
+        add(key, name, cells, partial(computed, values=values, unit=unit))
+
     others = "femnist.only.fedavg", "femnist.only.rec64", "femnist.local.rec"
     for row in (*ROWS, *others):
         task, *_, kind = row.split(".")
@@ -267,8 +234,24 @@ def grid(scale: str) -> list:
         first = [] if row == "solr.eps1.rec" else [f"{row}.eps"]
         tighter = ACCOUNTANTS[row.split(".")[-1]][1:]
         cells = first + [f"ours.{row}.eps.{name}" for name in tighter]
-        how = partial(computed, values=lambda row=row: [g.eps for g in epsilons(row)])
-        add(f"{row}.eps", f"epsilons of {row}", cells, partial(how, unit="eps"))
-    for key, (name, cells, values, unit) in FORMULAS.items():
-        add(key, name, cells, partial(computed, values=values, unit=unit))
+        values = partial(lambda row: [g.eps for g in epsilons(row)], row)
+        formula(f"{row}.eps", f"epsilons of {row}", cells, values, "eps")
+    what = "what sends the same in every round"
+    cells = ["ours." * k.startswith("mnist") + f"{k}.comm" for k in DENSE]
+    formula("dense", what, cells, lambda: [gib(name, 0) for name in DENSE], "GiB")
+    what = "share of the uplink, mean of three draws"
+    cells = [f"ours.{name}.uplink_share" for name in EVERY]
+    formula("shares", what, cells, shares, "percent")
+    what, whole = "a model update in indices of eight bits", "8-bit indices"
+    formula("index", what, ["index.equivalent"], lambda: [1000 * 32 / 8], whole)
+    what, each = (
+        "StackOverflow's epsilon, read otherwise",
+        ("rounds", "subsampled", "dropped"),
+    )
+    cells = [f"ours.solr.eps1.rec.eps.{reading}" for reading in each]
+    formula("readings", what, cells, lambda: readings().values(), "eps")
+    what, at = "epsilon paid at a common accuracy", [("mnist", 6), ("mnist", 3)]
+    at += [("femnist", 6), ("femnist", 3)]
+    cells = [f"ours.{task}.eps{eps}.paid" for task, eps in at]
+    formula("paid", what, cells, lambda: [paid(*each) for each in at], "eps")
     return lines

@@ -62,9 +62,7 @@ def clients(factor: str, scale: str, deal: int = 0):
     return images.Federation(data, parts, "Dirichlet(1) labels, equal sizes")
 
 # %% ../../../nbs/dprec/gap.ipynb #17004a92
-def gap_line(
-    scale: str, factor: str, eps: int, kind: str, net: str, iclr=False, **more
-) -> Line:
+def gap_line(scale, factor: str, eps: int, kind: str, net, iclr=False, **more) -> Line:
     "A line with one factor varied. [dprec Table 1, MNIST]"
     s, law = settings(scale), "glorot" if factor == "glorot" else "torch"
     method = "fedavg" if kind == "fedavg" else "rec"

@@ -65,10 +65,6 @@ def federation(scale: str):
     return synthetic(s["n_clients"], s["n_words"], s["n_tags"])
 
 
-def network(seed: int, s: dict):
-    return TagRegression(s["n_words"], s["n_tags"])
-
-
 def spec(config, sizes, s: dict, kind: str, **proved):
     "Mechanism, configuration and guarantee of one run. [dprec App. C.2]"
     groups = (s["n_words"] * s["n_tags"] // 5,) * 5 + (s["n_tags"],)
@@ -83,7 +79,8 @@ def grid(scale: str) -> list:
     files = dict(data=("stackoverflow",), memory=8.0) if scale == "full" else {}
     common = dict(clients=lambda seed: federation(scale)) | files
     counts = partition("solr", scale, **common)
-    common |= dict(changes=s["changes"], net=partial(network, s=s))
+    common |= dict(net=lambda seed: TagRegression(s["n_words"], s["n_tags"]))
+    common |= dict(changes=s["changes"])
     common |= dict(metrics=lambda: recall, loss=lambda: tag_loss)
     common |= dict(noted=dict(model="TagRegression"))
     common |= dict(minutes={"smoke": 0.1, "quick": 5, "full": 400}[scale])

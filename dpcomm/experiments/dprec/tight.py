@@ -81,10 +81,8 @@ def grid(scale: str) -> list:
     for net, kind, more in asked:
         for eps in (3, 6):
             before = "cnn." if net == "cnn" else ""
-            key, name = (
-                f"{before}eps{eps}.{kind}",
-                f"{KINDS[kind]}, epsilon {eps}, {net}",
-            )
+            key = f"{before}eps{eps}.{kind}"
+            name = f"{KINDS[kind]}, epsilon {eps}, {net}"
             fills = [f"ours.{scale}.tight.{before}mnist.eps{eps}.{kind}.acc"]
             how = dict(memory=1.5, spec=partial(spec, s=s, eps=eps, kind=kind))
             after = partial(with_setting, eps=eps, kind=kind)

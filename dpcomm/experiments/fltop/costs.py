@@ -155,7 +155,6 @@ def patients() -> dict:
 
 # %% ../../../nbs/fltop/costs.ipynb #d8bb5110
 def saved(cells: dict) -> list:
-    "What FL-TOP saves against FL-STD."
     share = cells["fmnist.fl_top.r0.1.up_kb"] / cells["fmnist.fl_std.r100.up_kb"]
     return [100 * (1 - share), "percent"]
 
@@ -165,7 +164,6 @@ def largest(cells: dict) -> list:
 
 
 def across(line: Line, seed, inputs: dict, how, read: Callable) -> dict:
-    "What follows from several records."
     mark, every = f"ours.{line.scale}.", (r.cells.items() for r in inputs.values())
     cells = {k.removeprefix(mark): v for each in every for k, (v, _) in each}
     return dict(cells={line.key: read(cells)})

@@ -107,8 +107,6 @@ class Public:
 # %% ../../../nbs/fltop/fmnist.ipynb #eca55095
 @dataclass(frozen=True)
 class Column:
-    "A number of a trained scheme."
-
     at: str  # best or last round, or another part of `final`
     score: str  # name in it; percent where it ends in 'accuracy'
     unit: str = "fraction"  # of the cell

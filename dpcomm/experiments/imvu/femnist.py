@@ -31,8 +31,6 @@ CLIP, BETA = 1.0, 128.0
 
 @dataclass(frozen=True)
 class Sweep:
-    "The settings of a scale. [imvu Sec. 4.2, App. C]"
-
     scale: str  # smoke, quick or full
     data: tuple  # keys of NETS
     rounds: int  # of every run

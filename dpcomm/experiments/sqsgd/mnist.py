@@ -145,9 +145,7 @@ class Comparison:
         return {key: every[key] for key in self.keys}
 
 
-def comparison(
-    task: str, scale: str, images: str, keys=None, net: str = "lenet5", **others
-) -> Comparison:
+def comparison(task, scale, images, keys=None, net="lenet5", **others) -> Comparison:
     "A task with the paper's settings. [sqsgd Sec. 4]"
     setting = partial(stated, "sqsgd", task)
     named = dict(eps="eps", bound="bound", fraction="fraction", levels="levels.fig2")
@@ -252,7 +250,6 @@ def settings(scale: str) -> Comparison:
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #2b49cd84
 def counted(line: Line, seed: int, inputs, how, c: Comparison) -> dict:
-    "Weights of the networks, and rounds of an epoch."
     dealt = line.clients(0)
     numbers = [models.MODELS[net][1] for net in ("lenet5", "resnet110")]
     batches = c.changes["cohort"] * c.changes["batch"]
