@@ -417,7 +417,6 @@ def rows_of(lines: list) -> list:  # of dict, one a point
 
 # %% ../../nbs/evidence/figures.ipynb #4f9d902c
 def literal(text: str) -> str:  # for matplotlib
-    "Text in which a dollar sign is one, and starts no formula."
     return re.sub(r"\\?\$", r"\\$", text)
 
 # %% ../../nbs/evidence/figures.ipynb #a4fb3bed

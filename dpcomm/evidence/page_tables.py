@@ -55,7 +55,6 @@ def gap(found, above: str, below: str, score: str = "accuracy"):
 
 
 def printed(cell: paper_tables.Cell) -> str:
-    "A number as the paper prints it, without unit; a sign where it is claimed or read off."
     text = verdicts.format_paper(cell).removesuffix(f" {cell.unit}")
     return text.replace("> 0: ", "+").replace("+/-", "±")
 
@@ -88,7 +87,6 @@ def folded(line: str, table: Table) -> Table:
 
 # %% ../../nbs/evidence/page_tables.ipynb #8f3d6676
 def table_line(key: str, paper: paper_tables.Paper, found: verdicts.Evidence) -> tuple:
-    "Content of a line of the paper's table, and the notes that explain it."
     cell = next((c for c in paper.cells if c.key == key), None)
     if cell is None:
         s = found.ours[key].summary if key in found.ours else None

@@ -161,7 +161,6 @@ def check_cells(record: Record) -> None:
 
 # %% ../../nbs/evidence/records.ipynb #06f4c6a0
 def thin(history: list, points: int = POINTS) -> dict:  # name -> list
-    "A history as columns, short enough to be kept."
     n, last = min(len(history), points), len(history) - 1
     at = [round(i * last / max(n - 1, 1)) for i in range(n)] if n > 1 else [last][:n]
     chosen = [history[i] for i in at]
@@ -289,7 +288,6 @@ def load(
 
 # %% ../../nbs/evidence/records.ipynb #eb8661fb
 def result_of(record: Record) -> dict:
-    "Fields in which two runs of one setting must agree."
     return {k: getattr(record, k) for k in ("final", "history", "cells", "bits")}
 
 # %% ../../nbs/evidence/records.ipynb #d07eeca2
@@ -396,7 +394,6 @@ def git(*words: str) -> str | None:  # its output; None without a checkout or gi
 
 @cache
 def machine() -> str:  # as 'x86_64, Intel(R) Xeon(R) ...'
-    "Architecture and model of the processor."
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = [line.split(":")[1].strip() for line in lines if "model name" in line]

@@ -141,7 +141,6 @@ def within_tolerance(gap: float, limit: float) -> bool:
 
 
 def few(cell: paper_tables.Cell, s: Summary) -> bool:
-    "Whether a trained number has too few seeds of its own to count."
     trained = cell.kind != "exact" and cell.unit in PERCENT
     return trained and (s.n < SEEDS or bool(s.spread_of))
 
@@ -239,8 +238,6 @@ def family_of(record: Record, key: str) -> tuple | None:
 
 @dataclass(frozen=True)
 class SeedVariance:
-    "Variance over the seeds of one number of one setting."
-
     family: tuple  # what `family_of` returned
     experiment: str
     variance: float  # fractions and points are kept in percent
@@ -248,7 +245,6 @@ class SeedVariance:
 
 
 def diverged(value: float, unit: str, record: Record) -> bool:
-    "Whether a score lies below three quarters of the best one of its run."
     name = next((name for name in SCORES if record.history.get(name)), None)
     scores = [x for x in record.history.get(name, ()) if x is not None]
     if unit not in PERCENT or not scores:
@@ -294,8 +290,6 @@ def spreads_of(ours: dict) -> list:  # of SeedVariance
 # %% ../../nbs/evidence/verdicts.ipynb #c4eb12a3
 @dataclass(frozen=True)
 class Ours:
-    "Our values of one number, seed by seed."
-
     values: dict  # seed -> number
     unit: str
     record: Record  # the first it comes from
@@ -339,7 +333,6 @@ def ours_by_key(found) -> dict:
 
 # %% ../../nbs/evidence/verdicts.ipynb #134d76ae
 def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
-    "Our number for one of the paper's, derived where the paper derives it."
     if (key := cell.same_as or cell.key) in ours:
         return ours[key]
     pair = cell.quotient or (cell.above, cell.below)
@@ -408,7 +401,6 @@ def evidence(paper: str, root: Path = None) -> Evidence:
 
 # %% ../../nbs/evidence/verdicts.ipynb #c217c873
 def intervals(paper: str, found=None) -> int:
-    "Number of a paper's verdicts that depend on a 95 % interval."
     found, n = found or evidence(paper), 0
     for cell in paper_tables.cells(paper):
         s = found.summary(cell)
@@ -441,7 +433,6 @@ def format_paper(cell: paper_tables.Cell) -> str:
 
 
 def smaller(cell, runs: tuple, scale: str = "quick") -> Summary | None:
-    "Our number of a smaller scale, which earns no verdict."
     names = cell.key, f"ours.{scale}.{cell.key}"
     mine = [r for r in records.current(runs).values() if r.scale == scale]
     values = [r.cells[key][0] for r in mine for key in names if key in r.cells]
@@ -463,7 +454,6 @@ def reason_not_run(cell, paper: paper_tables.Paper, runs: tuple) -> str:
 
 
 def row_of(cell, paper: paper_tables.Paper, found: Evidence, base: str) -> tuple:
-    "One row of the verdict table."
     key, theirs, s = cell.key, format_paper(cell), found.summary(cell)
     mine = our_number(cell, found.ours)
     if s is None or mine is None:
@@ -535,7 +525,6 @@ def changes(paper: str, before: Evidence, after: Evidence) -> list:
 
 # %% ../../nbs/evidence/verdicts.ipynb #354a24d5
 def score_of(found) -> tuple:  # ('', None) where there is none
-    "The first score that records of one setting have."
     for name in SCORES:
         values = [v for r in found if isinstance(v := r.final.get(name), (int, float))]
         if values:

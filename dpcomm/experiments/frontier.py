@@ -57,7 +57,6 @@ class Setting:
 
     @property
     def changes(self) -> dict:
-        "Fields of Config, without the server's step."
         who = dict(rounds=self.rounds, cohort=self.cohort, sampling="fixed")
         return who | dict(batch=self.batch, lr=self.lr, eval_every=self.rounds)
 
@@ -142,7 +141,6 @@ TUNING = 1000  # added to the seed
 
 
 def tune(line: Line, seed: int, inputs, how: dict, s: Setting, kind: str) -> dict:
-    "The step that scores best on held-out clients."
     how = {k: v for k, v in how.items() if k in ("workers", "device", "progress")}
     row = None if kind == "none" else row_of(s, kind, TUNED_AT)
     clients, tried = federations(s)[0], []
@@ -181,7 +179,6 @@ def updates(s: Setting, rows: int = 16):
 
 
 def informed(line: Line, seed: int, inputs, how, s: Setting, asked: dict) -> dict:
-    "Predicted errors of all rows, for updates in the place of examples."
     u = updates(s)
     built = {end: row_of(s, *who).built for end, who in asked.items()}
     errors = {end: average_error(m, u, s.cohort).error for end, m in built.items()}

@@ -66,7 +66,6 @@ UNITS = {"traffic": "GiB", "loss": "nats"}  # the others are percent
 
 
 def source_of(federation) -> dict:
-    "What a record says of its data: name, hashes and counts."
     data = federation.data
     said = dict(name=data.name, partition_hash=federation.partition_hash)
     said |= dict(content_hash=data.content_hash, n_clients=len(federation.parts))
@@ -83,7 +82,6 @@ def counted(line, seed: int, inputs, how) -> dict:
 
 
 def partition(task: str, scale: str, **fields) -> Line:
-    "The line of a task's clients and their sizes."
     names = "clients", "samples", "client_size.mean", "client_size.std"
     who = "partition", "clients and their sizes", scale
     fields |= dict(fills=tuple(f"{task}.{name}" for name in names), trains=False)
@@ -163,7 +161,6 @@ def promises(lines) -> list:
 
 
 def train(line: Line, seed: int, **how) -> dict | None:
-    "Train a line; None where rounds are left."
     from dpcomm.training.federated import Task, simulate
 
     net, spec = prepared(line, seed, how.get("device", "cpu"))

@@ -29,7 +29,6 @@ def writers(scale: str) -> dict:
 
 @cache
 def federation(scale: str):
-    "The writers; below full scale scikit-learn's digits, dealt evenly."
     if scale == "full":
         return images.femnist()
     data, n = images.load("digits"), writers(scale)["n_clients"]

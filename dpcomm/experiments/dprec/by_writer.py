@@ -61,7 +61,6 @@ def settings(scale: str) -> dict:
 # %% ../../../nbs/dprec/by_writer.ipynb #df788fff
 @cache
 def federation(scale: str):
-    "One client a writer; at smoke 24 clients that are dealt the digits evenly."
     data = images.load(settings(scale)["images"])
     if scale == "smoke":
         parts = images.iid(len(data.y), 24, seed_tree(0, "partition"))
@@ -108,7 +107,6 @@ def columns(s: dict, scale: str, clients) -> list:
 
 
 def claims_of(claims: dict, s: dict, scale: str, **more) -> list:
-    "Differences of two lines: the first should end above the second."
     more |= dict(seeds=s["seeds"], data=s["data"])
     return [
         Line(key, f"{a} above {b}", scale, (f"writer.{key}",), (a, b), **more)

@@ -43,7 +43,6 @@ def clip(eps: int, version: str) -> float:
 # %% ../../../nbs/dprec/gap.ipynb #b6da5083
 @cache
 def clients(factor: str, scale: str, deal: int = 0):
-    "The MNIST experiment's clients, with other pixels, test images or sizes."
     s = settings(scale)
     dealt = mnist_clients(s["images"], s["n_clients"], deal)
     data = dealt.data

@@ -159,7 +159,6 @@ UNCLIPPED = 1e6  # a norm that no update has
 
 
 def clients(scale: str):
-    "Clients by writer, or with Dirichlet labels where the writers are not known."
     small = scale == "smoke"
     return mnist_clients("digits", 24) if small else by_writer.federation(scale)
 
@@ -180,7 +179,6 @@ def spec(line: Line, clips: bool, size: int = None):
 
 
 def play(line: Line, seed: int, inputs, how: dict, clips: bool, size: int = None):
-    "Train one case, and say what its indices could save."
     s, made, dealt = settings(line.scale), spec(line, clips, size), clients(line.scale)
     m, config, d = made.mechanism, made.config, sum(made.mechanism.groups)
     run = m, network(line.scale, seed), dealt, config, seed, how.get("workers", 1)

@@ -29,7 +29,6 @@ MINUTES = {"linear": 0.1, "lenet5": 20, "cnn": 47}
 
 
 def line(s: dict, scale: str, net: str, key: str, name: str, fills, **fields) -> Line:
-    "A line on MNIST's clients."
     fields = dict(net=net, noted=dict(model=net), changes=s["changes"]) | fields
     fields |= dict(clients=lambda seed: mnist_clients(s["images"], s["n_clients"]))
     return Line(key, name, scale, tuple(fills), data=s["data"], **fields)

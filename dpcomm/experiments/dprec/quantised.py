@@ -64,7 +64,6 @@ def survives(task, w) -> float:
 
 
 def with_survival(outcome, task, done, cells: dict):
-    "What quantisation leaves of the updates of the first and of the last weights."
     first = models.build(outcome["config"]["model"], seed_tree(task.seed, "init"))
     ends = {"first": pack(first), "last": done.w.detach().cpu()}
     left = {cell: [survives(task, ends[end]), "of 1"] for end, cell in cells.items()}

@@ -58,7 +58,6 @@ def spec(config, sizes, s: dict, kind: str):
 
 
 def spaces(line: Line, seed: int, inputs, how: dict) -> dict:
-    "How often the next character is a space."
     space = line.clients(seed).data.y_test == SYMBOLS.index(" ")
     share = [100 * int(space.sum()) / len(space), "percent"]
     return dict(cells={line.fills[0]: share}, data=source_of(line.clients(seed)))

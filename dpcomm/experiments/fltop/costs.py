@@ -52,7 +52,6 @@ def cost_kb(values, task: str, rounds: int) -> float:
 
 
 def row_costs(row: tuple, floor: bool = True) -> dict:
-    "The two costs of a row, a key of ROUNDS."
     (task, scheme, ratio), rounds = row, ROUNDS[row]
     up = down = entries(task, ratio, floor)
     if scheme.removesuffix("_dp") in WHOLE:
@@ -68,7 +67,6 @@ KNOWN = (
 
 
 def run_of(task: str) -> tuple:
-    "Sampling rate, noise multiplier and delta."
     rate = paper_setting(task, "cohort") / paper_setting(task, "n_clients")
     return rate, paper_setting(task, "sigma"), paper_setting(task, "delta")
 

@@ -34,8 +34,6 @@ MAIN = ("FL-TOP", "FL-BASIC", "FL-CS")
 
 @dataclass(frozen=True, order=True)
 class Scheme:
-    "A way of choosing weights, and how many."
-
     name: str  # key of topk.SCHEMES
     private: bool
     percent: float  # of the weights
@@ -153,7 +151,6 @@ class Study:
 
     @classmethod
     def of_paper(cls, task: str, changes: dict, **others):
-        "The paper's settings, and what a task adds or changes."
         theirs = dict(rounds="rounds", epochs="local_steps", lr="client_lr")
         taken = {name: paper_setting(task, key) for name, key in theirs.items()}
         rules = dict(server="sgd", server_lr=1.0, engine="fused")
@@ -184,7 +181,6 @@ class Study:
         return self.line(key, f"{scheme}{what}", numbers, how, **fields)
 
     def listed(self) -> list:
-        "Every scheme, then the thresholds of every ratio."
         lines, ratios = [], {}
         for scheme in self.schemes:
             lines.append(self.scheme_line(scheme, clip=self.clip(scheme)))
@@ -209,7 +205,6 @@ class Study:
         return accounts.accounted_as_poisson(m, config, self.n_clients, **how)
 
     def at(self, line: Line, seed: int, **made) -> Line:
-        "A line with the network and the mechanism of a seed."
         public = self.public(seed)
         made |= dict(public=public, seed=self.stride * seed)
         spec = partial(self.spec, **made)
@@ -272,10 +267,7 @@ def ordered(*percents: float) -> tuple:
 
 # %% ../../../nbs/fltop/fmnist.ipynb #a65d0981
 class Images(Study):
-    "Clothes of the clients, and digits of the server."
-
     def cell(self, name: str) -> str:
-        "The paper's key of a number where it prints it, else one of ours."
         if self.scale == "smoke":
             return f"ours.smoke.digits.{name}"
         key = f"fmnist.{name}"

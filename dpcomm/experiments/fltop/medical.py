@@ -58,8 +58,6 @@ def hospitals(table: str, n_clients: int):
 
 
 class Hospitals(fmnist.Study):
-    "Hospitals of one table, and patients of the server."
-
     def cell(self, name: str) -> str | None:
         "The paper's key on diabetes130 at full scale, else one of ours or none."
         if (self.scale, self.table) == ("full", "diabetes130"):
@@ -107,7 +105,6 @@ def settings(scale: str) -> fmnist.Study:
 # %% ../../../nbs/fltop/medical.ipynb #6d145cb7
 @cache
 def studies(scale: str) -> tuple:
-    "The settings on each of its tables."
     read = {"diabetes130": ("diabetes130",), "physionet2012": ("physionet2012",)}
     return tuple(
         replace(settings(scale), table=table, common=dict(data=data, memory=2.0))

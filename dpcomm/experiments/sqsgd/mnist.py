@@ -37,7 +37,6 @@ class Base:
     momentum: float = 0.9  # on the clients
 
     def sqsgd(self, K=None, eps=None, fraction=None, **others) -> sqsgd.SqSgd:
-        "sqSGD with everything else as in the base setting."
         eps, fraction = float(eps or self.fixed_eps), fraction or self.fraction
         args = self.bound, K or self.levels, eps, fraction
         return sqsgd.SqSgd(*args, **{"momentum": self.momentum} | others)
