@@ -160,22 +160,16 @@ def report(paper: str, base: str = "..") -> Shown:
     costs = (r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") or 0 for r in full)
     said = {k: getattr(p.report, k) for k in p.report.__struct_fields__}
     text = paper_tables.assets("report.md").read_text("utf-8")
-    filled = text.format(
-        p=p,
-        authors=", ".join(p.about["authors"]),
-        ours=sum(h.source in ("ours", "inferred") for h in p.hypers),
-        settings=len(p.hypers),
-        seeds=SEEDS,
-        records=len(full),
-        trained=sum(bool(r.history) for r in full),
-        hours=sum(costs) / 3600,
-        experiments=", ".join(sorted({r.experiment for r in full})),
-        counts=counts(paper, found).capitalize(),
-        table=as_markdown(table(paper, found, base)),
-        expected=verdicts.expected_false(verdicts.intervals(paper, found)),
-        **{k: "\n".join(f"- {line}" for line in lines) for k, lines in said.items()},
-    )
-    return Shown(filled)
+    said = {k: "\n".join(f"- {line}" for line in lines) for k, lines in said.items()}
+    said |= dict(p=p, authors=", ".join(p.about["authors"]), settings=len(p.hypers))
+    said |= dict(ours=sum(h.source in ("ours", "inferred") for h in p.hypers))
+    said |= dict(seeds=SEEDS, records=len(full), hours=sum(costs) / 3600)
+    said |= dict(trained=sum(bool(r.history) for r in full))
+    said |= dict(experiments=", ".join(sorted({r.experiment for r in full})))
+    said |= dict(counts=counts(paper, found).capitalize())
+    said |= dict(table=as_markdown(table(paper, found, base)))
+    chance = verdicts.expected_false(verdicts.intervals(paper, found))
+    return Shown(text.format(expected=chance, **said))
 
 # %% ../../nbs/evidence/claims.ipynb #e6b5bd96
 CLASSES = ("computed", "measured", "trained", "not run")

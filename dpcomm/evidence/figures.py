@@ -580,12 +580,12 @@ def learning_curves(found, y: str = "", x: str = "", only: str = "", title: str 
     with style((7.4, sum(heights))):
         how = dict(squeeze=False, sharex=True, height_ratios=heights)
         figure, axes = pyplot().subplots(len(panels), 1, **how)
-    names = {"traffic": "traffic so far, GiB"}
     for (mech, keys), ax in zip(sorted(panels.items()), axes[:, 0]):
         colours = palette(mech, len(keys))
         run = zip(keys, colours)
         lines = [learning_curve(found, k, mech, k, y, x, colour=c) for k, c in run]
-        below = names.get(x, x) if ax is axes[-1, 0] else ""
+        below = {"traffic": "traffic so far, GiB"}.get(x, x)
+        below = below if ax is axes[-1, 0] else ""
         curve(lines, below, AXES.get(y, y), title if ax is axes[0, 0] else "", ax=ax)
         small = dict(fontsize=7, title=look(mech).label, title_fontsize=8)
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), **small)

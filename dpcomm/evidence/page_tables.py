@@ -31,12 +31,9 @@ def scores(found, name: str = None) -> dict:  # key -> Summary over its seeds
     for r in records.current(found).values():
         settings.setdefault(r.key, []).append(r)
     for key, group in settings.items():
-        last = (r.final.get(name) for r in group)
-        values = [value for value in last if isinstance(value, (int, float))]
-        if values:
-            read[key] = verdicts.cell_summary(values)
-        elif name is None and (first := verdicts.score_of(group)[1]):
-            read[key] = first
+        summary = verdicts.score_of(group, [name] if name else verdicts.SCORES)[1]
+        if summary:
+            read[key] = summary
     return read
 
 

@@ -384,12 +384,11 @@ def git(*words: str) -> str | None:  # its output; None without a checkout or gi
     if not (top / ".git").exists():
         return None
     ask = ["git", "-C", str(top), *words]
-    how: dict[str, Any] = dict(capture_output=True, text=True, check=True, timeout=30)
+    how: dict[str, Any] = dict(stderr=subprocess.DEVNULL, text=True, timeout=30)
     try:
-        answer = subprocess.run(ask, **how)
+        return subprocess.check_output(ask, **how).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
 
 
 @cache

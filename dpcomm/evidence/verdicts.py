@@ -381,13 +381,9 @@ class Evidence:
 
 # %% ../../nbs/evidence/verdicts.ipynb #e7871c49
 def evidence_of(*found) -> Evidence:
-    full, seen = [], set()
-    for each in found:
-        mine = [r for r in each if r.scale == "full" and r.identity not in seen]
-        seen |= {r.identity for r in mine}
-        full += mine
-    ours = ours_by_key(full)
-    smaller = tuple(r for each in found for r in each if r.scale != "full")
+    every = [r for each in found for r in each]
+    ours = ours_by_key([r for r in every if r.scale == "full"])
+    smaller = tuple(r for r in every if r.scale != "full")
     return Evidence(ours, smaller, tuple(spreads_of(ours)))
 
 # %% ../../nbs/evidence/verdicts.ipynb #c2be374c
@@ -524,8 +520,8 @@ def changes(paper: str, before: Evidence, after: Evidence) -> list:
     return lines
 
 # %% ../../nbs/evidence/verdicts.ipynb #354a24d5
-def score_of(found) -> tuple:  # ('', None) where there is none
-    for name in SCORES:
+def score_of(found, names=SCORES) -> tuple:  # ('', None) where there is none
+    for name in names:
         values = [v for r in found if isinstance(v := r.final.get(name), (int, float))]
         if values:
             return name, cell_summary(values)

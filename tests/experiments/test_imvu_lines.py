@@ -20,18 +20,6 @@ def kept(key, history, **fields):
     return made_up(key, paper="imvu", history=columns, data={"name": "digits"})
 
 
-@pytest.mark.parametrize("sigma", [0.2, 1.5])
-def test_all_mechanisms_have_the_noise_of_one_gaussian(sigma, clip=0.5):
-    at = partial(mnist.at_noise, sigma=sigma, clip=clip)
-    gaussian, sign, imvu = map(at, ("gaussian", "signsgd", "imvu"))
-    assert gaussian.sigma == sign.sigma == sigma and gaussian.clip_norm == clip
-    assert (imvu.beta, imvu.eps, imvu.clip_norm) == (2 / sigma, 1.0, clip)
-    for ratio in mnist.RATIOS:
-        mvu = at("mvu", ratio=ratio)
-        assert mvu.beta == ratio / sigma and mvu.n_inputs == mnist.MVU_INPUTS
-        assert math.tanh(mvu.eps / 2) == pytest.approx(1 / ratio)
-
-
 def test_a_price_is_the_guarantee_of_the_epochs_done():
     for curve, how in mnist.ACCOUNTANT.items():
         kind = curve.partition(".")[0]
@@ -45,14 +33,6 @@ def test_a_price_is_the_guarantee_of_the_epochs_done():
     sign = mnist.price(SMALL, "signsgd", 0.2, 2)
     exact = mnist.price(SMALL, "signsgd.exact", 0.2, 2)
     assert exact <= sign, "an exact law costs less"
-
-
-def test_mvu_takes_the_ratio_that_its_accountant_charges_least():
-    s = dataclasses.replace(SMALL, d=100)
-    costs = mnist.charged(s)
-    best = mnist.at_noise("mvu", 0.2, s.clip, min(costs, key=costs.get))
-    assert set(costs) == set(mnist.RATIOS)
-    assert mnist.build(s, "mvu", 0.2) == best
 
 
 def test_a_frontier_is_the_best_that_a_budget_buys(monkeypatch):
