@@ -7,15 +7,14 @@ __all__ = ['grid']
 
 # %% ../../../nbs/dprec/gap.ipynb #a9c9a650
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import mnist_clients, mnist_spec
-from dpcomm.experiments.dprec.mnist import NAMES
+from dpcomm.experiments.dprec.mnist import NAMES, line
 from dpcomm.experiments.dprec.tight import settings
-from dpcomm.experiments.lines import Line
 
 # %% ../../../nbs/dprec/gap.ipynb #110125ba
 FACTORS = {
@@ -61,24 +60,18 @@ def clients(factor: str, scale: str, deal: int = 0):
     return images.Federation(data, parts, "Dirichlet(1) labels, equal sizes")
 
 # %% ../../../nbs/dprec/gap.ipynb #17004a92
-def gap_line(scale, factor: str, eps: int, kind: str, net, iclr=False, **more) -> Line:
+def gap_line(scale, factor: str, eps: int, kind: str, net, name, iclr=False, **more):
     "A line with one factor varied. [dprec Table 1, MNIST]"
     s, law = settings(scale), "glorot" if factor == "glorot" else "torch"
-    method = "fedavg" if kind == "fedavg" else "rec"
-
-    def spec(config, sizes):
-        setting = clip(eps, "iclr") if iclr else None
-        return mnist_spec(config, sizes, eps, method, s["n_clients"], setting)
-
-    def dealt(seed):
-        return clients(factor, scale, seed if factor == "deal" else 0)
-
+    how = dict(eps=eps, kind="fedavg" if kind == "fedavg" else "rec")
+    how |= dict(n_clients=s["n_clients"], setting=clip(eps, "iclr") if iclr else None)
     key = f"{'cnn.' if net == 'cnn' else ''}{factor}.eps{eps}.{kind}"
     changes = s["changes"] | dict(engine="fused") | CHANGES.get(factor, {})
-    more |= dict(fills=(f"ours.{scale}.gap.{key}.acc",), net=net, law=law, spec=spec)
-    more |= dict(clients=dealt, changes=changes, data=s["data"])
-    noted = dict(model=net, law=law, factor=factor)
-    return Line(key, scale=scale, noted=noted, **more)
+    more |= dict(spec=partial(mnist_spec, **how), law=law, changes=changes)
+    more |= dict(noted=dict(model=net, law=law, factor=factor))
+    deal = factor == "deal"
+    more |= dict(clients=lambda seed: clients(factor, scale, seed * deal))
+    return line(s, scale, net, key, name, [f"ours.{scale}.gap.{key}.acc"], **more)
 
 # %% ../../../nbs/dprec/gap.ipynb #b5c658ec
 def large(scale: str) -> list:

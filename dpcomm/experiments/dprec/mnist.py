@@ -29,9 +29,9 @@ MINUTES = {"linear": 0.1, "lenet5": 20, "cnn": 47}
 
 
 def line(s: dict, scale: str, net: str, key: str, name: str, fills, **fields) -> Line:
-    fields = dict(net=net, noted=dict(model=net), changes=s["changes"]) | fields
-    fields |= dict(clients=lambda seed: mnist_clients(s["images"], s["n_clients"]))
-    return Line(key, name, scale, tuple(fills), data=s["data"], **fields)
+    made = dict(net=net, noted=dict(model=net), changes=s["changes"], data=s["data"])
+    made |= dict(clients=lambda seed: mnist_clients(s["images"], s["n_clients"]))
+    return Line(key, name, scale, tuple(fills), **made | fields)
 
 # %% ../../../nbs/dprec/mnist.ipynb #1e0439fb
 def grid(scale: str) -> list:
