@@ -1,5 +1,6 @@
 "DP-REC's experiments: what each line varies, made data, floors and counts."
 
+import numpy as np
 import pytest
 import torch
 from tables import tabled
@@ -11,6 +12,8 @@ from dpcomm.experiments import lines
 from dpcomm.experiments.dprec import (
     ablations,
     gap,
+    indices,
+    mean,
     quantised,
     shakespeare,
     stackoverflow,
@@ -22,6 +25,19 @@ from dpcomm.training.federated import Config, Task
 
 def listed(experiment, scale="smoke"):
     return {line.key: line for line in experiment.grid(scale)}
+
+
+@tabled("factor", gap.FACTORS)
+def test_clients_differ_in_what_the_factor_names(factor):
+    base, varied = (gap.clients(name, "smoke") for name in ("base", factor))
+    same = {
+        "pixels": torch.equal(base.data.x[:100], varied.data.x[:100]),
+        "test images": torch.equal(base.data.y_test, varied.data.y_test),
+        "sizes": varied.sizes.std() > 0,
+    }
+    odd = {"standard": "pixels", "validation": "test images", "equal": "sizes"}
+    changed = [what for what, kept in same.items() if not kept]
+    assert changed == ([odd[factor]] if factor in odd else [])
 
 
 def test_clips_are_the_texts_and_each_promises_its_own_epsilon():
@@ -122,3 +138,26 @@ def test_a_study_takes_away_what_it_names(kind):
         promise = spec.guarantee(spec.config.rounds)
         assert (promise.scope, promise.trust) == ("per-round", "local")
         assert spec.as_run(20)["zero-out"].eps > promise.eps
+
+
+def test_errors_of_one_bit_are_their_closed_forms():
+    "Means over seeds against the formulas, in twenty dimensions."
+    for key in ("sqkr", "rec.zero", "rec.good", "rec.unbiased"):
+        line = listed(mean)[key]
+        runs = [lines.run_one(line, seed) for seed in range(10)]
+        error = np.mean([run["final"]["mse"] for run in runs])
+        formula = runs[0]["config"]["closed_form"]
+        assert abs(error / formula - 1) < 6 * (2 / 20 / 10) ** 0.5 + 0.1, key
+        assert runs[0]["final"]["uplink_bits"] == 500 * 40
+
+
+def test_a_priced_run_fills_its_cells_from_its_history():
+    outcome = lines.run_one(listed(indices)["only64"], 0)
+    cells = outcome["cells"]
+    assert tuple(cells) == listed(indices)["only64"].fills
+    told = np.mean([h["told"] for h in outcome["history"]])
+    assert cells["ours.smoke.indices.only64.told"][0] == pytest.approx(told)
+    fresh, public = (
+        cells[f"ours.smoke.indices.{law}.p"][0] for law in ("fresh", "public")
+    )
+    assert fresh > 1e-6 > public

@@ -141,15 +141,24 @@ def test_a_table_of_best_rounds_is_a_mean_over_seeds():
     assert row[:3] == (base.key, "2", "0.610") and row[-2] == "0.510"
 
 
-@pytest.mark.parametrize("name", ["fltop-fmnist", "fltop-medical", "fltop-costs"])
-def test_what_follows_from_committed_records_is_what_is_committed(name):
+COMPUTED = "fltop-fmnist", "fltop-medical", "fltop-costs", "dprec-costs"
+QUICK = ".eps", "readings", "mnist.eps3.rec"  # lines that take a second
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_follows_from_records_or_formulas_is_what_is_committed(name):
+    "Privacy-loss distributions have become finer since, clips a little smaller."
     experiment = runs.find(name)
     have, seen = runs.recorded_runs(experiment, "full"), 0
     for line in experiment.grid("full"):
-        for seed in line.seeds if line.needs else ():
+        again = line.needs or name == "fltop-costs" or line.key.endswith(QUICK)
+        for seed in line.seeds if again else ():
             if (line.key, seed) in have:
                 inputs = {key: have[key, seed] for key in line.needs}
                 cells = lines.run_one(line, seed, inputs)["cells"]
-                assert cells == have[line.key, seed].cells
+                for key, (value, _) in have[line.key, seed].cells.items():
+                    near = 2e-2 if key.endswith(".pld") else 1e-5
+                    assert cells.pop(key)[0] == pytest.approx(value, rel=near), key
+                assert not cells
                 seen += 1
     assert seen

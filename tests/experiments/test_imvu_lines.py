@@ -111,3 +111,12 @@ def test_the_worst_gap_of_two_frontiers_is_of_means_over_seeds():
     line = lines.Line("a", "a", "smoke", ("a.gap",), (next(iter(inputs)),), compute=how)
     cells = {"a.gap": [3.0, "percentage points"]}
     assert lines.run_one(line, 0, inputs) == dict(cells=cells, data={"name": "x"})
+
+
+def test_more_bits_of_one_law_are_compared_with_one():
+    how = partial(
+        femnist.more_bits, s=femnist.Sweep("smoke", ("digits",), 4, 2), data="digits"
+    )
+    final = lines.run_one(lines.Line("a", "a", "smoke", compute=how), 0)["final"]
+    assert all(final[f"symbols.b{b}"] <= 2**b for b in (2, 3, 4))
+    assert all(final[f"away.b{b}"] >= 0 for b in (2, 3, 4)) and len(final) == 6

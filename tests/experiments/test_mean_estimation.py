@@ -6,7 +6,7 @@ from tables import tabled
 
 from dpcomm import mechanism
 from dpcomm.core.random import seed_tree
-from dpcomm.experiments import mean_estimation
+from dpcomm.experiments import lines, mean_estimation
 
 
 def rows(d, clients, seed):
@@ -45,7 +45,13 @@ def test_some_of_the_clients_tell_the_error_of_all(name, given):
     assert abs(a - b) < 5.5 * (va + vb) ** 0.5
 
 
-def test_a_line_says_what_no_setting_meets():
+def test_a_line_says_what_it_predicted_or_what_no_setting_meets():
+    line = next(x for x in mean_estimation.grid("smoke") if x.key == "rec.d32.n4")
+    outcome = lines.run_one(line, 0)
+    assert outcome["guarantee"].relation == "zero-out" and outcome["guarantee"].eps <= 4
+    config, final = outcome["config"], outcome["final"]
+    assert config["kind"] == "rec" and 4 <= config["played_rounds"] <= 64
+    assert abs(final["mse"] - config["predicted"]) < 8 * final["se"]
     size = dict(name="signsgd", d=32, n=4, bits=0.5, entries=2**14)
-    refused = mean_estimation.play(None, 0, None, {}, **size)
+    refused = mean_estimation.play(line, 0, None, {}, **size)
     assert "raise bits to" in refused["notes"][0] and "final" not in refused
