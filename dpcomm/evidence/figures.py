@@ -359,14 +359,7 @@ def _store_sharp():
 
 # %% ../../nbs/evidence/figures.ipynb #59b8017c
 def series(
-    mech: str,
-    x,
-    y,
-    label: str = None,
-    source: str = "ours",
-    err=None,
-    n: int = None,
-    colour: str = None,
+    mech: str, x, y, label=None, source: str = "ours", err=None, n=None, colour=None
 ) -> dict:
     """One line of a legend: whose numbers, which mechanism, how many seeds.
 
@@ -468,13 +461,7 @@ def end_names(ax, lines: list, gap: float = 0.07) -> np.ndarray:
 
 # %% ../../nbs/evidence/figures.ipynb #05b8a2f8
 def curve(
-    lines: list,
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-    log: str = "",
-    ax=None,
-    ends: bool = False,
+    lines: list, xlabel: str, ylabel: str, title="", log="", ax=None, ends=False
 ) -> tuple:
     """Lines over a number, with 95 % bands over seeds.
 
@@ -508,11 +495,11 @@ def learning_curve(
     found,
     key: str,
     mech: str,
-    label: str = None,
-    y: str = "accuracy",
-    x: str = "round",
-    scale: float = 1.0,
-    colour: str = None,
+    label=None,
+    y="accuracy",
+    x="round",
+    scale=1.0,
+    colour=None,
 ) -> dict | None:
     """Score against rounds or traffic, over the seeds that were run.
 

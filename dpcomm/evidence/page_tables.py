@@ -140,12 +140,7 @@ def compared(paper, rows, columns, title, corner, found) -> tuple:
 
 # %% ../../nbs/evidence/page_tables.ipynb #83f51af1
 def paper_table(
-    paper: str,
-    rows: dict,
-    columns: dict,
-    title: str = "",
-    corner: tuple = ("",),
-    found: verdicts.Evidence = None,
+    paper: str, rows: dict, columns: dict, title="", corner: tuple = ("",), found=None
 ) -> Shown:
     """A table of the paper, each of its numbers on a line with ours.
 
@@ -168,13 +163,7 @@ def paper_table(
 
 # %% ../../nbs/evidence/page_tables.ipynb #98af02c7
 def paper_line(
-    paper: str,
-    mech: str,
-    x,
-    keys,
-    label: str = None,
-    scale: float = 1.0,
-    colour: str = None,
+    paper: str, mech: str, x, keys, label=None, scale: float = 1.0, colour=None
 ) -> dict:
     """Numbers that the paper prints, as a hollow line with 95 % intervals.
 

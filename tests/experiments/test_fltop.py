@@ -147,7 +147,7 @@ QUICK = ".eps", "readings", "mnist.eps3.rec"  # lines that take a second
 
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_follows_from_records_or_formulas_is_what_is_committed(name):
-    "Privacy-loss distributions have become finer since, clips a little smaller."
+    "Privacy-loss distributions have become finer since, and roundings are paid for."
     experiment = runs.find(name)
     have, seen = runs.recorded_runs(experiment, "full"), 0
     for line in experiment.grid("full"):

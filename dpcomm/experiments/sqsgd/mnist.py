@@ -102,27 +102,27 @@ def additions(base: Base) -> dict:
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #e65b039c
 def claims(base: Base, early: int) -> dict:
-    "Name -> keys above, key below, round or None for the last. [sqsgd Sec. 4, App. A]"
+    "Name -> keys above and one below, round or None. [sqsgd Sec. 4, App. A]"
     low, middle, high = base.eps
     asked = {}
     for when, at in (("", None), ("early.", early)):
         for b in (3, 5):
             name = f"fig1.{when}bits{b}_minus_bits1"
-            asked[name] = (f"fig1.K{2**b}",), "fig1.K2", at
+            asked[name] = (f"fig1.K{2**b}", "fig1.K2"), at
     for a, b in ((high, middle), (middle, low)):
         above, below = f"fig2.eps{a:g}", f"fig2.eps{b:g}"
-        asked[f"{above}_minus_eps{b:g}"] = (above,), below, None
+        asked[f"{above}_minus_eps{b:g}"] = (above, below), None
     pairs = [(e, "sqsgd", "pm") for e in base.eps]
     both = ("vqsgd", "sqsgd"), ("sqsgd", "vqsgd")
     pairs += [(e, *pair) for e in base.eps for pair in both]
     for e, a, b in pairs:
         name = f"fig3.{a}_minus_{b}.eps{e:g}"
-        asked[name] = (f"{a}.eps{e:g}",), f"{b}.eps{e:g}", None
+        asked[name] = (f"{a}.eps{e:g}", f"{b}.eps{e:g}"), None
     for r in ("0.1", "5"):
-        above = (f"fig2.eps{base.fixed_eps:g}",)
-        asked[f"fig4.r0.5_minus_r{r}"] = above, f"ratio.r{r}", None
-    others = "fig5.K2", "fig1.K8", "fig5.K32"
-    return asked | {"fig5.best_minus_bits7": (others, "fig5.K128", None)}
+        pair = f"fig2.eps{base.fixed_eps:g}", f"ratio.r{r}"
+        asked[f"fig4.r0.5_minus_r{r}"] = pair, None
+    best = "fig5.K2", "fig1.K8", "fig5.K32", "fig5.K128"
+    return asked | {"fig5.best_minus_bits7": (best, None)}
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #d8eb1374
 @dataclasses.dataclass(frozen=True)
@@ -227,10 +227,12 @@ def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
         made |= dict(after=partial(with_memory, cell=cell))
         who = key, describe(curve), c.scale, (cell,)
         lines.append(Line(*who, **common | made))
-    for name, (above, below, at) in claims(c.base, c.early).items():
-        cell, needs = f"{c.task}.{name}", (*above, below)
+    for name, (needs, at) in claims(c.base, c.early).items():
+        cell = f"{c.task}.{name}"
         if cell in printed and set(needs) <= set(c.keys):
-            words = f"{' or '.join(above)} minus {below}" + ", early" * bool(at)
+            words = f"{' or '.join(needs[:-1])} minus {needs[-1]}" + ", early" * bool(
+                at
+            )
             who = f"claim.{name}", words, c.scale, (cell,), needs
             lines.append(Line(*who, compute=partial(difference, at=at), **seeds))
     return lines
