@@ -211,18 +211,14 @@ def tally_text(counted: dict) -> str:
 # %% ../../nbs/evidence/claims.ipynb #5fece444
 def _bar(counted, link=""):
     parts = [(w, n) for each in counted.values() for w, n in each.items()]
+    ink = {word: f"background:{colour}" for word, (_, colour, _) in LOOKS_OF.items()}
     pieces = "".join(
-        f'<span title="{n:,} {html.escape(w)}" style="flex:{n} 0 2px;'
-        f'background:{LOOKS_OF[w][1]}"></span>'
+        f'<span title="{n:,} {html.escape(w)}" style="flex:{n} 0 2px;{ink[w]}"></span>'
         for w, n in parts
     )
-    lines = []
+    lines, dot = [], '<span class="dot" style="{}"></span>{:,} {}'.format
     for name, each in counted.items():
-        words = " ".join(
-            f'<span class="dot" style="background:{LOOKS_OF[w][1]}"></span>{n:,} {w}'
-            for w, n in each.items()
-            if w != name
-        )
+        words = " ".join(dot(ink[w], n, w) for w, n in each.items() if w != name)
         lines.append(f"<b>{name} {sum(each.values()):,}</b> {words}".strip())
     lines += [f'<a href="{link}">every row</a>'] if link else []
     items = "".join(f"<li>{line}</li>" for line in lines)

@@ -268,9 +268,7 @@ def _read(path, *state):
     return tuple(made)
 
 
-def load(
-    paper: str, experiment: str = None, scale: str = None, root: Path = None
-) -> tuple:
+def load(paper: str, experiment=None, scale=None, root=None) -> tuple:
     """The records of one paper.
 
     paper: id, or 'across' for experiments that belong to no single paper.

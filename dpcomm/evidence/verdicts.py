@@ -480,9 +480,7 @@ def explain_verdict(cell, paper: paper_tables.Paper, word: str) -> list:
 HEADER = ("key", "paper (+/- s.e.)", "ours (+/- s.e., n)", "delta", "verdict", "link")
 
 
-def verdict_table(
-    paper: str, table: str = None, base: str = "..", found: Evidence = None
-) -> Table:
+def verdict_table(paper: str, table=None, base: str = "..", found=None) -> Table:
     """The paper's numbers with ours, and verdicts.
 
     paper: id.

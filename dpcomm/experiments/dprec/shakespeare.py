@@ -52,11 +52,6 @@ def network(seed: int, hidden: int):
     return models.initialise(net, seed_tree(seed, "init"))
 
 
-def spec(config, sizes, s: dict, kind: str):
-    who, prior = ("shakespeare", 3, kind, s["n_clients"]), dict(std=s["std"])
-    return budget_spec(config, sizes, *who, clip=s["clip"], **prior)
-
-
 def spaces(line: Line, seed: int, inputs, how: dict) -> dict:
     space = line.clients(seed).data.y_test == SYMBOLS.index(" ")
     share = [100 * int(space.sum()) / len(space), "percent"]
@@ -74,9 +69,12 @@ def grid(scale: str) -> list:
     noted |= dict(task="shakespeare", model=net)
     made = dict(net=partial(network, hidden=s["hidden"]), changes=s["changes"])
     made |= dict(noted=noted, minutes=s["minutes"])
+    how = dict(task="shakespeare", eps=3) | {
+        k: s[k] for k in ("n_clients", "clip", "std")
+    }
     lines = []
     for kind, name in NAMES.items():
-        key, made["spec"] = f"eps3.{kind}", partial(spec, s=s, kind=kind)
+        key, made["spec"] = f"eps3.{kind}", partial(budget_spec, kind=kind, **how)
         fills = f"shakespeare.{key}.acc", f"{ours}.{key}.loss"
         lines.append(Line(key, f"{name}, epsilon 3", scale, fills, **common, **made))
     lines.append(partition("shakespeare", scale, **common))
