@@ -108,8 +108,6 @@ def unseen(page, pages):
         yield f"raw TeX: {raw}"
     for name in re.findall(r"\?@((?:eq|fig|tbl|thm|lem|cor|prp|def|exm)-[\w-]+)", text):
         yield f"@{name} is defined nowhere"
-    if "Traceback (most recent" in text or "<Figure size" in text:
-        yield "a traceback or a figure in words"
 
 
 def weight(page, pages, site):

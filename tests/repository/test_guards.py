@@ -3,15 +3,12 @@ like, what is in sync with what.
 """
 
 import ast
-import contextlib
-import functools
-import importlib
-import inspect
 import json
 import re
 import subprocess
 from collections import Counter
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -27,7 +24,6 @@ from checkout import (
     files,
     public,
     python,
-    text,
     tree,
 )
 from packaging.requirements import Requirement
@@ -63,183 +59,107 @@ WITHOUT_TORCH = (
 
 def name(module):
     "Dotted name of a module below dpcomm: 'mechanisms.rec'."
-    parts = module.with_suffix("").parts[1:]
-    return ".".join(part for part in parts if part != "__init__")
+    return ".".join(module.with_suffix("").parts[1:]).removesuffix(".__init__")
 
 
-def imports(module):
-    "Absolute dotted names a module imports."
-    package, named = ("dpcomm", *module.parts[1:-1]), set()
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Import):
-            named |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            base = ".".join(filter(None, [*above, node.module]))
-            named |= {f"{base}.{alias.name}" for alias in node.names} | {base}
-    return named
+NAMES = {name(module) for module in MODULES}
 
 
 def within(module):
     "The dpcomm modules that a module imports."
-    inside = {
-        dotted.removeprefix("dpcomm.")
-        for dotted in imports(module)
-        if dotted.startswith("dpcomm.")
-    }
-    return inside & {name(other) for other in MODULES} - {name(module)}
+    package, named = ".".join(module.parts[:-1]), set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            named |= {f"{base}.{alias.name}" for alias in node.names} | {base}
+    return {dotted.removeprefix("dpcomm.") for dotted in named} & NAMES - {name(module)}
 
 
-def arrows():
-    "room -> rooms that its modules import from."
-    found = {name(module).split(".")[0]: set() for module in MODULES if name(module)}
-    for module in MODULES:
-        me = name(module).split(".")[0]
-        found.setdefault(me, set()).update(
-            other.split(".")[0] for other in within(module) if other.split(".")[0] != me
-        )
-    return {room: others for room, others in found.items() if room}
+IMPORTS = {name(module): within(module) for module in MODULES}
 
 
 def test_rooms_import_what_the_table_allows():
-    drawn, found = {room: set(o.split()) for room, o in ROOMS.items()}, arrows()
-    assert found.keys() == drawn.keys(), "the table names every room and no other"
-    new = {room: found[room] - drawn[room] for room in found}
+    found = {room: set() for room in ROOMS}
+    for module in IMPORTS.keys() - {"__init__"}:
+        rooms = {other.split(".")[0] for other in IMPORTS[module]}
+        found[module.split(".")[0]] |= rooms - {module.split(".")[0]}
+    new = {room: found[room] - {*ROOMS[room].split()} for room in found}
     assert not any(new.values()), f"arrows that the table does not have: {new}"
 
 
 def test_no_imports_go_in_a_circle():
     rooms = {room: others.split() for room, others in ROOMS.items()}
-    for graph in (rooms, {name(module): within(module) for module in MODULES}):
-        assert list(TopologicalSorter(graph).static_order())
+    assert all(
+        list(TopologicalSorter(graph).static_order()) for graph in (rooms, IMPORTS)
+    )
 
 
 def test_modules_without_torch_load_without_torch():
-    here = [
-        name(m)
-        for m in MODULES
-        if any((name(m) + ".").startswith(w + ".") for w in WITHOUT_TORCH)
-    ]
+    rooms = tuple(f"{room}." for room in WITHOUT_TORCH)
+    here = [f"dpcomm.{module}" for module in NAMES if f"{module}.".startswith(rooms)]
     assert len(here) > len(WITHOUT_TORCH)
-    done = python(
-        "-c",
-        f"import sys, {', '.join(f'dpcomm.{m}' for m in here)}; assert 'torch' not in"
-        " sys.modules",
-    )
+    code = f"import sys, {', '.join(here)}; assert 'torch' not in sys.modules"
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
 # ---- what is generated agrees with its source
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A copy of the repository whose package was thrown away and exported again, and
-    whose notebooks were cleaned.
-    """
-    root = copy(tmp_path_factory.mktemp("export") / "repository")
-    for path in (root / "dpcomm").rglob("*.py"):
-        if "assets" in path.parts:  # apps to copy, which are no modules
-            continue
-        if path.parent != root / "dpcomm" or not path.stem.startswith("__"):
-            path.unlink()
-    done = python(
-        "-c",
-        "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean;"
-        " nbdev_export(); nbdev_clean()",
-        cwd=root,
-        root=root,
-    )
-    assert done.returncode == 0, done.stderr
-    return root
-
-
 @pytest.mark.slow
-def test_package_and_notebooks_are_what_nbdev_writes(exported):
+def test_package_and_notebooks_are_what_nbdev_writes(tmp_path):
     "Run nbdev_export and nbdev_clean."
+    root = copy(tmp_path / "repository")
+    for path in MODULES:
+        if path.parent != Path("dpcomm") or not path.stem.startswith("__"):
+            (root / path).unlink()
+    code = (
+        "from nbdev.doclinks import nbdev_export; from nbdev.clean import nbdev_clean"
+    )
+    done = python("-c", f"{code}; nbdev_export(); nbdev_clean()", cwd=root, root=root)
+    assert done.returncode == 0, done.stderr
     ours = {p for p in files() if p.parts[0] == "dpcomm" and p.suffix == ".py"}
-    theirs = {p.relative_to(exported) for p in (exported / "dpcomm").rglob("*.py")}
+    theirs = {p.relative_to(root) for p in (root / "dpcomm").rglob("*.py")}
     assert ours == theirs - {Path("dpcomm/_modidx.py")}
-    same = [
-        (ROOT / p).read_bytes() == (exported / p).read_bytes() for p in sorted(ours)
-    ]
-    assert all(same), [str(p) for p, kept in zip(sorted(ours), same) if not kept]
-    dirty = [
-        str(path)
-        for path in NOTEBOOKS
-        if (ROOT / path).read_bytes() != (exported / path).read_bytes()
-    ]
-    assert not dirty, f"run nbdev_clean: {dirty}"
+    both = sorted({*ours, *NOTEBOOKS})
+    old = [p for p in both if (ROOT / p).read_bytes() != (root / p).read_bytes()]
+    assert not old, f"run nbdev_export and nbdev_clean: {old}"
 
 
 # ---- what a notebook looks like
 
 
-def printed(output):
-    "The text of an output, and whether an image stands beside it."
-    data = output.get("data", {})
-    shown = text(output.get("text", "")) + "".join(
-        text(data[k]) for k in data if k.startswith("text/")
-    )
-    return shown, any(k.startswith("image/") for k in data)
-
-
-@functools.lru_cache(8)  # every rule asks for it
-def syntax(source):
-    try:
-        return ast.parse(source)
-    except SyntaxError:
-        return ast.parse("")
-
-
-def parsed(cell):
-    "The syntax tree of a cell; empty for prose, and for code that is no Python."
-    return syntax(cell.source if cell.kind == "code" else "")
-
-
 def tracebacks(cell):
     for output in cell.outputs:
-        shown, image = printed(output)
-        if (
-            output["output_type"] == "error"
-            or "Traceback (most recent call last)" in shown
-        ):
+        told = json.dumps(output)
+        if output["output_type"] == "error" or "Traceback (most recent" in told:
             yield "a stored traceback"
-        if "<Figure size" in shown and not image:
+        if "<Figure size" in told and '"image/' not in told:
             yield "a figure in words, without its image"
 
 
 def long_lines(cell):
     "ruff lets captions stand on one line, so it does not measure notebooks."
-    lines = cell.code.splitlines() if cell.kind == "code" else []
-    yield from (
-        f"{len(line)} characters: {line.strip()[:40]}"
-        for line in lines
-        if len(line) > 100
-    )
+    for line in cell.code.splitlines() if cell.kind == "code" else ():
+        if len(line) > 100:
+            yield f"{len(line)} characters: {line.strip()[:40]}"
 
 
 def mixed_imports(cell):
-    """The docs build runs every cell with an import in it, so nothing else may stand
-    there.
-    """
-    nodes = list(ast.walk(parsed(cell)))
-    has_import = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in nodes)
-    if (
-        not cell.exported
-        and has_import
-        and any(isinstance(n, (ast.Expr, ast.Assign)) for n in nodes)
-    ):
+    "The docs build runs every cell with an import, so nothing else may stand there."
+    code = cell.code if cell.kind == "code" and not cell.exported else ""
+    kinds = {type(node) for node in ast.walk(ast.parse(code))}
+    if kinds & {ast.Import, ast.ImportFrom} and kinds & {ast.Expr, ast.Assign}:
         yield "imports and other code in one cell"
 
 
 def undescribed_figures(cell):
     if any(d.startswith("label: fig-") for d in cell.directives):
-        yield from (
-            f"a labelled figure without {need}"
-            for need in ("fig-cap:", "fig-alt:")
-            if not any(d.startswith(need) for d in cell.directives)
-        )
+        for need in ("fig-cap:", "fig-alt:"):
+            if not any(d.startswith(need) for d in cell.directives):
+                yield f"a labelled figure without {need}"
 
 
 PAGES_NAMED = Counter(
@@ -259,13 +179,7 @@ def lost_pages(cell):
 
 
 PLAYS = {"settings", "grid"}  # of an experiment, called by the runner
-CELL_RULES = (
-    tracebacks,
-    long_lines,
-    mixed_imports,
-    undescribed_figures,
-    lost_pages,
-)
+CELL_RULES = tracebacks, long_lines, mixed_imports, undescribed_figures, lost_pages
 
 
 def faults(page):
@@ -297,44 +211,6 @@ def test_page_keeps_the_style(notebook):
     demand_none(faults(notebook), str(notebook))
 
 
-def lost_names(code):
-    "Names that code takes from a module of the package and that are not there."
-    module, modules = ast.parse(code), {}
-    for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dpcomm"):
-            for alias in node.names:
-                home, full = importlib.import_module(node.module), alias.name
-                with contextlib.suppress(ModuleNotFoundError):
-                    importlib.import_module(f"{node.module}.{full}")
-                if full != "*" and not hasattr(home, full):
-                    yield f"{node.module}.{full}"
-                elif inspect.ismodule(getattr(home, full, None)):
-                    modules[alias.asname or full] = getattr(home, full)
-    names = [node for node in ast.walk(module) if isinstance(node, ast.Name)]
-    for name in {n.id for n in names if isinstance(n.ctx, ast.Store)}:
-        modules.pop(name, None)
-    for node in ast.walk(module):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = modules.get(node.value.id)
-            if owner is not None and not hasattr(owner, node.attr):
-                yield f"{node.value.id}.{node.attr}"
-
-
-@tabled("notebook", NOTEBOOKS, ids=str)
-def test_the_package_has_the_names_a_page_uses(notebook):
-    "Also those of experiments, which no other test executes as pages."
-    code = "\n".join(cell.code for cell in cells(notebook) if cell.kind == "code")
-    demand_none(sorted(set(lost_names(code))), str(notebook))
-
-
-@tabled("notebook", EXPERIMENTS, ids=str)
-def test_an_experiment_is_settings_a_grid_and_a_way_to_play(notebook):
-    place = notebook.relative_to("nbs").with_suffix("").parts
-    name = ".".join(["dpcomm.experiments", *place]).replace("s.experiments", "s")
-    module = importlib.import_module(name)
-    assert all(callable(getattr(module, name, None)) for name in PLAYS)
-
-
 # ---- names and docstrings
 
 
@@ -353,9 +229,7 @@ def undescribed(module):
         if not said:
             yield f"{node.name} has no docstring"
         if isinstance(node, ast.FunctionDef) and node.name not in PLAYS:
-            a = node.args
-            more = [*filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
-            for arg in [*a.posonlyargs, *a.args, *more]:
+            for arg in [n for n in ast.walk(node.args) if isinstance(n, ast.arg)]:
                 its = getattr(arg.annotation, "id", None)
                 its = its or str(getattr(arg.annotation, "value", "")).split(".")[-1]
                 if its not in classes and not re.search(rf"(^|\s){arg.arg}:\s", said):

@@ -5,71 +5,52 @@ import json
 import sys
 
 import pytest
-from checkout import MODULES as PACKAGE
-from checkout import ROOT, python
+from checkout import MODULES, python, tree
 from packaging.requirements import Requirement
+from test_guards import NAMES
 from test_wheel import SETTINGS
 
-MODULES = sorted(
-    ".".join(p.with_suffix("").parts).removesuffix(".__init__")
-    for p in PACKAGE
-    if p.name != "__main__.py"
-)
 # Distributions that are imported by another name.
 NAMED = {"scikit-learn": {"sklearn"}, "distributed": {"distributed", "dask"}}
 # Packages that an extra brings because another one of it needs them.
 BROUGHT = {"run": {"IPython", "PIL", "nbclient", "nbformat"}}
 
 
-def wanted(extra: str = "") -> set[str]:
+def wanted(words: str, extra: str = "") -> set[str]:
     "What an extra, or the package itself, asks for, by the names of its imports."
-    words = SETTINGS[f"{extra}_requirements" if extra else "requirements"]
     names = {Requirement(word).name for word in words.split()}
     imported = (NAMED.get(name, {name.replace("-", "_")}) for name in names)
     return set().union(*imported) | BROUGHT.get(extra, set())
 
 
-EXTRAS = sorted(
-    name.removesuffix("_requirements")
+OURS = wanted(SETTINGS["requirements"])
+EXTRAS = {  # extra -> what it brings
+    extra: wanted(SETTINGS[name], extra)
     for name in SETTINGS
-    if name.endswith("_requirements")
-)
-BLOCKED = set().union(*map(wanted, EXTRAS)) - wanted()
+    if (extra := name.removesuffix("_requirements")) != name
+}
 BARE = f"""
-import importlib, json, sys
+import contextlib, importlib, io, json, sys
 import cryptography, filelock, numpy, randomgen, rich.live, scipy.stats, torch, tqdm
 torch.func, torch.utils.data
-BLOCKED = set({sorted(BLOCKED)})
+BLOCKED = {set().union(*EXTRAS.values()) - OURS}
 for name in [*sys.modules]:
     if name.partition(".")[0] in BLOCKED:
         del sys.modules[name]
 sys.modules.update(dict.fromkeys(BLOCKED))  # None: not to be imported
+for name in {NAMES - {"__main__"}}:
+    importlib.import_module(f"dpcomm.{{name}}".removesuffix(".__init__"))
 """
 USED = """
-import contextlib, io
-found = {}
-for name in MODULES:
-    importlib.import_module(name)
 import dpcomm
 from dpcomm import cli
-from dpcomm.core.random import Insecure
-from cases import CASES
-assert {*CASES} == {*dpcomm.registered()}
-for name, cases in CASES.items():
-    case = next(iter(cases.values()))
-    mechanism = case.make(7)
-    data = mechanism.encode(torch.full((7,), 0.1), Insecure(1)).to_bytes()
-    message = dpcomm.Message.from_bytes(data, 7)
-    value = mechanism.decode(message)
-    promise = mechanism.guarantee(**case.release)
-    assert len(value) == 7 and promise.eps > 0 and mechanism.bits(7).total > 0, name
 
 where = dpcomm.Deployment(n_clients=4, cohort=2, rounds=2, delta=0.1)
 mechanism = where.calibrate("gaussian", eps=2.0)
 x, y = torch.rand(40, 5), torch.arange(40) % 2
 clients = [(x[i::4], y[i::4]) for i in range(4)]
 run = dpcomm.train(torch.nn.Linear(5, 2), clients, mechanism, where, test=(x, y))
-found["eps"], found["round"] = where.guarantee(mechanism).eps, run.round
+assert 1.9 < where.guarantee(mechanism).eps <= 2 and run.round == 2
 assert dpcomm.audit.distinguish
 
 def said(words):
@@ -81,8 +62,7 @@ def said(words):
             code = end.code
     return [code, out.getvalue(), err.getvalue()]
 
-found["commands"] = {words: said(words) for words in COMMANDS}
-print(json.dumps(found))
+print(json.dumps({words: said(words) for words in COMMANDS}))
 """
 
 # What each command needs beyond the package: nothing, or an extra.
@@ -103,64 +83,42 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    "What works in a process without the extras' packages."
-    code = f"{BARE}\nMODULES = {MODULES}\nCOMMANDS = {[*COMMANDS]}\nsys.path[:0] = {[str(ROOT / 'tests' / 'mechanisms')]}\n"
-    done = python("-c", code + USED, cwd=tmp_path_factory.mktemp("bare"))
+def test_a_run_needs_no_extra_and_commands_name_the_one_that_they_need(tmp_path):
+    code = f"{BARE}\nCOMMANDS = {[*COMMANDS]}\n{USED}"
+    done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_mechanisms_their_promises_and_a_run_need_no_extra(bare):
-    assert 1.9 < bare["eps"] <= 2 and bare["round"] == 2
-
-
-def test_commands_work_or_name_the_extra_that_they_need(bare):
-    for words, (code, out, err) in bare["commands"].items():
+    for words, (code, out, err) in json.loads(done.stdout.splitlines()[-1]).items():
         if (extra := COMMANDS[words]) is None:
             assert code == 0 and out and not err, (words, err)
             continue
-        assert code == 2, (words, err)
-        (err,) = [
-            line for line in err.splitlines() if not line.startswith("writing records")
-        ]
-        assert f"the extra {extra} brings it" in err, (words, err)
+        told = [s for s in err.splitlines() if not s.startswith("writing records")]
+        assert code == 2 and len(told) == 1, (words, err)
+        assert f"the extra {extra} brings it" in told[0], (words, err)
 
 
-def brought(node: ast.With) -> str | None:
-    "The extra of a `with needs(extra)`."
-    call = node.items[0].context_expr
-    if isinstance(call, ast.Call) and ast.unparse(call.func) == "needs":
-        return call.args[0].value
-    return None
-
-
-def strays(tree: ast.Module) -> list[str]:
-    """Imports of what `pip install dpcomm` does not bring that no `needs` answers for, or
-    one that names an extra without it; in a try that expects ImportError two may stand.
+def strays(node, here):
+    """Imports of what `pip install dpcomm` does not bring that no `with needs(extra)`
+    answers for; in a try that expects ImportError two may stand.
     """
-    brings = wanted() | {*sys.stdlib_module_names, "dpcomm", "__future__"}
-
-    def visit(node, here):
-        if isinstance(node, ast.With):
-            here = here | wanted(extra) if (extra := brought(node)) else here
-        if isinstance(node, ast.Try):
-            caught = [ast.unparse(h.type) for h in node.handlers if h.type]
-            here = here | {"flwr", "pfl"} if "ImportError" in caught else here
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module]
-        roots = {name.partition(".")[0] for name in names}
-        yield from (f"{name} in line {node.lineno}" for name in roots - here)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, here)
-
-    return list(visit(tree, brings))
+    if isinstance(node, ast.With):
+        call = node.items[0].context_expr
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "needs":
+            here = here | EXTRAS[call.args[0].value]
+    if isinstance(node, ast.Try):
+        caught = [ast.unparse(h.type) for h in node.handlers if h.type]
+        here = here | {"flwr", "pfl"} if "ImportError" in caught else here
+    names = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [node.module]
+    roots = {name.partition(".")[0] for name in names}
+    yield from (f"{name} in line {node.lineno}" for name in roots - here)
+    for child in ast.iter_child_nodes(node):
+        yield from strays(child, here)
 
 
-def test_what_an_extra_brings_is_imported_where_the_extra_is_named():
-    trees = {p: ast.parse((ROOT / p).read_text(encoding="utf-8")) for p in PACKAGE}
-    assert not {str(p): found for p, tree in trees.items() if (found := strays(tree))}
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_what_an_extra_brings_is_imported_where_the_extra_is_named(module):
+    here = OURS | {*sys.stdlib_module_names, "dpcomm", "__future__"}
+    assert not [*strays(tree(module), here)]

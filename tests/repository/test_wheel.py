@@ -1,15 +1,11 @@
-"""The wheel: what it holds, and that it works in a bare environment, in another folder,
-without the checkout.
-"""
+"The wheel: what it holds, and that it works in another folder, without the checkout."
 
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from configparser import ConfigParser
 from pathlib import Path
@@ -38,29 +34,22 @@ def wheel(source, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bare(wheel, tmp_path_factory):
-    """A new virtual environment with the wheel, and with the libraries of this one but
-    not its dpcomm.
-    """
+    "A folder with the wheel, which is found before any checkout."
     folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, with_pip=True)
-    site = sysconfig.get_path("purelib", vars=dict(base=folder, platbase=folder))
-    Path(site, "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index"]
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run([*pip, "-q", wheel], capture_output=True, text=True, env=env)
+    words = "-m pip install --no-deps --no-index -q --target".split()
+    done = python(*words, folder, wheel)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
 
 def called(bare, tmp_path, *words):
     "A command of the installed package, in a folder of its own."
-    unset = {"PYTHONPATH", "DPCOMM_DATA", "IN_TEST"}
+    unset = {"DPCOMM_DATA", "IN_TEST"}
     env = {k: v for k, v in os.environ.items() if k not in unset}
-    jupyter = os.path.join(sys.prefix, "share", "jupyter")  # of the libraries
-    env |= dict(HOME=str(tmp_path), OMP_NUM_THREADS="1", JUPYTER_PATH=jupyter)
-    command = [bare / "bin" / words[0], *words[1:]]
+    env |= dict(HOME=str(tmp_path), OMP_NUM_THREADS="1", PYTHONPATH=str(bare))
+    first = bare / "bin" / "dpcomm" if words[0] == "dpcomm" else sys.executable
     where = dict(cwd=tmp_path, env=env, timeout=1200)
-    return subprocess.run(command, capture_output=True, text=True, **where)
+    return subprocess.run([first, *words[1:]], capture_output=True, text=True, **where)
 
 
 def said(bare, tmp_path, *words):
