@@ -6,6 +6,7 @@ that are there, and says at its end what it could not check.
 """
 
 import importlib
+import importlib.util
 import os
 import runpy
 import shutil
@@ -32,6 +33,8 @@ sys.path[:0] = [
 
 OFFLINE = TESTS / "offline"
 NOT_CHECKED = "NOT CHECKED"  # what a missing data set or tool kept from being checked
+# what needs Flower is collected where it is
+collect_ignore_glob = ["interop/test_flower_*"] * (not importlib.util.find_spec("flwr"))
 LONGEST = ("test_built_site.py", "test_pages.py")  # start first
 
 

@@ -16,54 +16,24 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.datasets.catalogue import CATALOGUE
 
-SHAPES = dict.fromkeys(images.COUNTS, (1, 28, 28)) | {"cifar10": (3, 32, 32)}
-MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-
-
-def have(name: str) -> images.Dataset:
-    "The data set from disk; a skip that says so where it is not there."
-    return or_skip(images.load, name, download=False)
 
 
 # ---- what is loaded
 
 
-@tabled("name", SHAPES)
-def test_counts_shapes_and_range(name):
-    loaded = have(name)
-    assert loaded.name == name
-    splits = (loaded.x, loaded.y), (loaded.x_test, loaded.y_test)
-    for (x, y), n in zip(splits, images.COUNTS[name]):
-        assert x.shape == (n, *SHAPES[name]) and y.shape == (n,)
-        assert x.dtype == torch.float32 and y.dtype == torch.int64
-        assert float(x.min()) == 0.0 and 0.9 < float(x.max()) <= 1.0
-        assert sorted(set(y.tolist())) == list(range(10))
-        if name in ("fashion-mnist", "cifar10"):
-            assert (torch.bincount(y) == n // 10).all()
-    if name == "mnist":
-        assert torch.bincount(loaded.y).tolist() == MNIST
-    if name == "mnist-by-writer":
-        check_writers(loaded)
-    else:
-        assert loaded.writers is None
-
-
-def check_writers(loaded: images.Dataset):
-    "539 people, and each client holds the images of exactly one of them."
-    parts = images.by_writer(loaded.writers)
-    sizes = images.Federation(loaded, parts, "by writer").sizes
-    assert (sizes.min(), np.median(sizes), sizes.max()) == (19, 116, 131)
-    people = [np.unique(loaded.writers[part]) for part in parts]
-    assert all(len(p) == 1 for p in people)
-    assert len(parts) == len(np.unique(np.concatenate(people))) == 539
-    classes = [len(np.unique(loaded.y[torch.from_numpy(part)])) for part in parts]
-    assert np.median(classes) == 10 and min(classes) >= 5, "all digits are written"
+@tabled("name", images.HASHES)
+def test_what_is_here_is_the_published_set(name):
+    loaded = or_skip(images.load, name, download=False)
+    assert loaded.content_hash == images.HASHES[name]
+    assert (loaded.writers is None) == (name != "mnist-by-writer")
 
 
 def test_digits_come_with_scikit_learn_and_never_change():
     first, again = images.load("digits"), images.load("digits", download=False)
     assert torch.equal(first.x, again.x) and torch.equal(first.y_test, again.y_test)
+    assert first.x.shape == (1437, 1, 28, 28) and first.x.dtype == torch.float32
+    assert float(first.x.min()) == 0.0 and 0.9 < float(first.x.max()) <= 1.0
     assert torch.bincount(torch.cat([first.y, first.y_test])).tolist() == DIGITS
     assert first.y[:12].tolist() == [0, 3, 3, 8, 1, 0, 4, 0, 1, 4, 1, 8]
 
@@ -117,19 +87,10 @@ def test_dirichlet_equal_covers_exactly_in_equal_sizes(n_clients, alpha):
     assert {len(p) for p in parts} == {400 // n_clients}
 
 
-def skew(parts, labels) -> float:
-    "Mean share of a client's most frequent class."
-    return float(np.mean([np.bincount(labels[p]).max() / len(p) for p in parts]))
-
-
-def test_the_papers_spread_is_reached():
-    "Table 2: 100 clients, mean 500, standard deviation 73.10; its hash is recorded."
+def test_the_papers_partition_is_the_recorded_one():
     rng = seed_tree(0, "partition")
     parts = images.dirichlet_dealt(BALANCED, 100, 1.0, rng, spread=73.10)
-    sizes = np.array([len(p) for p in parts])
-    assert len(parts) == 100 and covers(parts, 50_000) and sizes.mean() == 500
-    assert abs(sizes.std() - 73.10) <= 0.05 and 0.2 < skew(parts, BALANCED) < 0.45
-    assert of(*parts) == "fd612770fecf"
+    assert covers(parts, 50_000) and of(*parts) == "fd612770fecf"
 
 
 def test_partitions_belong_to_their_stream():
@@ -212,12 +173,10 @@ def test_hold_out_keeps_whole_clients_apart():
 # ---- EMNIST
 
 
-@pytest.mark.parametrize("split", images.EMNIST)
-def test_a_whole_emnist_split_has_its_counts(split):
+@tabled("split", images.EMNIST)
+def test_a_whole_emnist_split_has_its_classes(split):
     loaded = or_skip(images.emnist, split)
-    classes, n, n_test = images.EMNIST[split]
-    assert (len(loaded.y), len(loaded.y_test)) == (n, n_test)
-    assert sorted(set(loaded.y.tolist())) == list(range(classes))
+    assert loaded.y.unique().tolist() == [*range(images.EMNIST[split][0])]
 
 
 def test_emnist_comes_upright_and_labelled_from_zero(tmp_path, monkeypatch):
@@ -247,7 +206,7 @@ def test_emnist_comes_upright_and_labelled_from_zero(tmp_path, monkeypatch):
 
 
 def test_an_altered_data_set_is_noticed(monkeypatch):
-    have("mnist")
+    or_skip(images.load, "mnist", download=False)
     monkeypatch.setitem(images.HASHES, "mnist", "0" * 12)
     with pytest.raises(ValueError, match="the hash 3c062e76f7aa; published are"):
         images.load("mnist", download=False)

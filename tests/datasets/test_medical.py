@@ -13,16 +13,6 @@ from dpcomm.training import local_sgd
 
 
 @pytest.fixture(scope="module")
-def diabetes():
-    return or_skip(medical.diabetes130)
-
-
-@pytest.fixture(scope="module")
-def physionet():
-    return or_skip(medical.physionet2012)
-
-
-@pytest.fixture(scope="module")
 def made():
     return medical.synthetic_admissions(2000, seed_tree(0))
 
@@ -53,31 +43,18 @@ def test_scale_range_is_minmax_of_the_range_and_not_of_the_records():
 
 # ---- the stand-ins
 
-FLAGS = "gender", "admission", "drug", "icd9", "icu", "measured"
 
-
-def check(records, n, deaths):
-    counts = len(records.y), int(records.y.sum())
-    assert counts == (n, deaths)
+def check(records):
     x, columns = records.x, records.columns
-    assert x.shape == (n, len(columns)) and len(set(columns)) == len(columns)
-    assert x.dtype == torch.float32 and records.y.dtype == torch.int64
+    assert x.shape == (len(records.y), len({*columns})) and x.dtype == torch.float32
     assert float(x.min()) == 0.0 and float(x.max()) == 1.0
-    codes = x[:, [j for j, c in enumerate(columns) if c.split()[0] in FLAGS]]
-    assert bool((codes * (1 - codes) == 0).all()) and int(codes.sum(0).min()) >= 100
-
-
-KINDS = dict(gender=2, admission=4, drug=11, icd9=265, age=1, medications=1)
 
 
 @pytest.mark.slow
-def test_diabetes130_counts_and_features():
-    "The columns are none but these, so none says how the stay ended."
+def test_no_feature_of_diabetes130_says_how_the_stay_ended():
     diabetes = or_skip(medical.diabetes130)
-    check(diabetes, 101_766, 1_652)
+    check(diabetes)
     columns, x, dead = diabetes.columns, diabetes.x, diabetes.y.bool()
-    found = {k: sum(c.split()[0] == k for c in columns) for k in KINDS}
-    assert found == KINDS and len(columns) == sum(KINDS.values())
     names = "gender Female", "admission Elective", "drug insulin", "icd9 250"
     counts = [int(x[:, columns.index(name)].sum()) for name in names]
     assert counts == [54_708, 18_869, 54_383, 17_861]
@@ -86,13 +63,11 @@ def test_diabetes130_counts_and_features():
 
 
 @pytest.mark.slow
-def test_physionet2012_counts_and_features():
+def test_a_day_in_physionet2012_has_a_least_mean_and_most():
     physionet = or_skip(medical.physionet2012)
-    check(physionet, 12_000, 1_707)
+    check(physionet)
     columns = {c: physionet.x[:, j] for j, c in enumerate(physionet.columns)}
-    assert len(columns) == 160 and sum(c.startswith("measured") for c in columns) == 38
-    icu = [values for c, values in columns.items() if c.startswith("icu")]
-    assert (sum(icu) == 1).all() and len(icu) == 4
+    assert (sum(v for c, v in columns.items() if c.startswith("icu")) == 1).all()
     for name in ("HR", "Lactate", "TroponinT"):
         least, mean, most = (columns[f"{w} {name}"] for w in ("least", "mean", "most"))
         assert (least <= mean + 1e-6).all() and (mean <= most + 1e-6).all()

@@ -80,10 +80,7 @@ def test_files_are_a_source(root):
     assert fed.visit([])[1] == []
     for call, says in (
         (lambda: federation(source, 4), "n is 4; .* from 1 to 3"),
-        (
-            lambda: files.from_files(root.parent, 6, 3),
-            "has 2 clients of 342477",
-        ),
+        (lambda: files.from_files(root.parent, 6, 3), "has 2 clients of 342477"),
         (lambda: files.from_files(root.parent), "n is 10000; .* from 1 to 7"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -1,21 +1,17 @@
 "A Flower user's app on scikit-learn's digits, and nodes in this process to run it on."
 
-import importlib.util
 import random
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.app import Message as Letter
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as strategies
+from flwr.supercore.task_identity import TaskIdentity
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
-
-HERE = importlib.util.find_spec("flwr") is not None
-if HERE:
-    from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
-    from flwr.app import Message as Letter
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import strategy as strategies
-    from flwr.supercore.task_identity import TaskIdentity
 
 CLIENTS, COHORT = 240, 60
 
@@ -26,8 +22,6 @@ def identity(monkeypatch, request):
     draw by `random`, are a test's own: clients refuse the same session a second time.
     """
     random.seed(request.node.name)
-    if not HERE:
-        pytest.skip("NOT CHECKED: flwr is not installed: pip install flwr==1.41.0")
     for name, value in dict(run_id=7, node_id=1, task_id=0).items():
         monkeypatch.setattr(TaskIdentity, f"_{name}", value, raising=False)
 
@@ -101,10 +95,3 @@ def start(strategy, grid, rounds):
 def inner(kind, **how):
     how = dict(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0) | how
     return getattr(strategies, kind)(**how)
-
-
-def accuracy(arrays, digits):
-    model = network()
-    model.load_state_dict(arrays.to_torch_state_dict())
-    right = model(digits[2]).argmax(1) == digits[3]
-    return right.double().mean().item()

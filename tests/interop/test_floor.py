@@ -1,7 +1,9 @@
 "What a node's owner allows: the file, the ledger, the log."
 
+import importlib
 import json
 import stat
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import make_dataclass, replace
 
@@ -9,6 +11,7 @@ import pytest
 from tables import tabled
 
 import dpcomm
+from dpcomm import cli
 from dpcomm.interop import floor
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.mvu_table import two_symbols
@@ -76,6 +79,30 @@ def test_no_floor_and_one_that_others_may_write_allow_nothing(tmp_path):
             floor.read_floor(path)
         place.chmod(usual)
     assert floor.read_floor(path)
+
+
+@tabled("words", [[], ["--sums"]])
+def test_an_app_is_laid_out_whose_floor_fits_one_run_and_no_second(
+    words, tmp_path, capsys, monkeypatch
+):
+    name = f"laid_out{len(words)}"
+    folder = tmp_path / name
+    assert cli.main(["flower", "new", str(folder), *words]) == 0
+    assert floor.TRUST in " ".join(capsys.readouterr().out.split())
+    table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    assert table["project"]["dependencies"] == []
+    config = table["tool"]["flwr"]["app"]["config"]
+    assert stat.S_IMODE((folder / "floor.toml").stat().st_mode) == 0o600
+    made = floor.read_floor(folder / "floor.toml")
+    assert made.trusted_server == (config["trust"] == "central")
+    monkeypatch.syspath_prepend(str(folder))
+    where, mechanism = importlib.import_module(f"{name}.private").protection(config)
+    floor.allow(made, mechanism, [[10, 784], [10]], where.n_clients, where.rounds)
+    for rounds, fits in ((where.rounds, True), (2 * where.rounds, False)):
+        total = floor.total_epsilon(made, mechanism, 7850, rounds)
+        assert (total <= made.epsilon_total) is fits, total
+    assert cli.main(["flower", "new", str(folder), *words]) == 2
+    assert "is not empty" in capsys.readouterr().err
 
 
 # ---- what a message costs

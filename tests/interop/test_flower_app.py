@@ -1,36 +1,33 @@
 "The app that `dpcomm flower new` lays out, its own two components called by Flower's types."
 
 import importlib
-import stat
-import sys
 import tomllib
 
 import pytest
-from flower_nodes import HERE, Grid, identity
+from flower_nodes import Grid, identity
+from flwr.app import Context, RecordDict
 
 from dpcomm import cli
 from dpcomm.interop import floor, sums
 
-if HERE:
-    from flwr.app import Context, RecordDict
-_ = identity  # a fixture
+pytestmark = pytest.mark.flower
+_, PARTS = identity, ("client", "server")  # a fixture
 
 
-def laid_out(folder, monkeypatch, *words, **change):
+def laid_out(folder, name, monkeypatch, *words, **change):
     "An app's settings and its two modules."
-    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
-        del sys.modules[name]  # of an earlier test
-    assert cli.main(["flower", "new", str(folder / "mine"), *words]) == 0
-    table = tomllib.loads((folder / "mine" / "pyproject.toml").read_text("utf-8"))
-    monkeypatch.syspath_prepend(str(folder / "mine"))
+    assert cli.main(["flower", "new", str(folder / name), *words]) == 0
+    table = tomllib.loads((folder / name / "pyproject.toml").read_text("utf-8"))
+    monkeypatch.syspath_prepend(str(folder / name))
     config = table["tool"]["flwr"]["app"]["config"] | change
-    both = (importlib.import_module(f"mine.{n}_app") for n in ("client", "server"))
+    both = (importlib.import_module(f"{name}.{part}_app") for part in PARTS)
     return config, *both
 
 
 def run(folder, config, client, server, **floors):
     "Play a run, each node with a copy of the app's floor; the nodes."
-    text = (folder / "mine" / "floor.toml").read_text("utf-8")
+    (place,) = folder.glob("*/floor.toml")
+    text = place.read_text("utf-8")
     for name, value in floors.items():
         text = text.replace(f"{name} = ", f"{name} = {value} #", 1)
 
@@ -45,10 +42,9 @@ def run(folder, config, client, server, **floors):
 
 
 @pytest.mark.parametrize("strategy", ["FedAvg", "FedAdam"])
-@pytest.mark.flower
 def test_the_app_learns_within_its_floor(strategy, tmp_path, monkeypatch, capsys):
     "At least 80 % at epsilon 8, delta 1e-3, for a client who is replaced."
-    config, *both = laid_out(tmp_path, monkeypatch, strategy=strategy)
+    config, *both = laid_out(tmp_path, strategy.lower(), monkeypatch, strategy=strategy)
     assert (config["eps"], config["delta"]) == (8.0, 1e-3)
     nodes = run(tmp_path, config, *both)
     said = capsys.readouterr().out
@@ -56,13 +52,15 @@ def test_the_app_learns_within_its_floor(strategy, tmp_path, monkeypatch, capsys
     assert last.startswith("round 30: accuracy ") and float(last[19:-1]) >= 80, last
     assert float(said.rpartition("eps = ")[2].split()[0]) <= 8.0
     assert not any(reply.has_error() for replies in nodes.seen for reply in replies)
+    for reply in nodes.seen[0]:
+        assert not reply.content.array_records, "weights left a client in the clear"
+        assert not reply.content.metric_records
 
 
-@pytest.mark.flower
 def test_the_app_of_secure_sums_learns(tmp_path, monkeypatch, capsys):
     keys = sums.generate_keys(tmp_path / "keys", 12, least=6)
     small = dict(clients=12, cohort=6, rounds=6, eps=1e4, keys=str(keys))
-    config, *both = laid_out(tmp_path, monkeypatch, "--sums", **small)
+    config, *both = laid_out(tmp_path, "sums", monkeypatch, "--sums", **small)
     assert config["mechanism"] == "ddgauss" and config["trust"] == "secagg"
     wide = dict(epsilon_round=1e9, epsilon_total=1e9, noise=0.0, clients=12)
     nodes = run(tmp_path, config, *both, **wide)
@@ -71,31 +69,3 @@ def test_the_app_of_secure_sums_learns(tmp_path, monkeypatch, capsys):
     assert "skipped" not in said and float(scores[-1][18:-1]) > 40, scores
     for replies in nodes.seen:
         assert not any(reply.content.array_records for reply in replies)
-
-
-@pytest.mark.parametrize("words", [[], ["--sums"]])
-def test_an_app_is_laid_out_whose_floor_fits_one_run_and_no_second(
-    words, tmp_path, capsys
-):
-    folder = tmp_path / "mine"
-    assert cli.main(["flower", "new", str(folder), *words]) == 0
-    assert floor.TRUST in " ".join(capsys.readouterr().out.split())
-    table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
-    assert table["project"]["dependencies"] == []
-    config = table["tool"]["flwr"]["app"]["config"]
-    assert stat.S_IMODE((folder / "floor.toml").stat().st_mode) == 0o600
-    limits = floor.read_floor(folder / "floor.toml")
-    assert limits.trusted_server == (config["trust"] == "central")
-    sys.path.insert(0, str(folder))
-    try:
-        for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
-            del sys.modules[name]
-        where, mechanism = importlib.import_module("mine.private").protection(config)
-    finally:
-        sys.path.remove(str(folder))
-    floor.allow(limits, mechanism, [[10, 784], [10]], where.n_clients, where.rounds)
-    for rounds, fits in ((where.rounds, True), (2 * where.rounds, False)):
-        total = floor.total_epsilon(limits, mechanism, 7850, rounds)
-        assert (total <= limits.epsilon_total) is fits, total
-    assert cli.main(["flower", "new", str(folder), *words]) == 2
-    assert "is not empty" in capsys.readouterr().err

@@ -5,31 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from flower_nodes import (
-    HERE,
-    Grid,
-    client_app,
-    digits,
-    first_model,
-    identity,
-    network,
-)
+from flower_nodes import Grid, client_app, digits, first_model, identity, network
+from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
+from flwr.app import Message as Letter
+from flwr.clientapp import ClientApp
 
 import dpcomm
 from dpcomm.core.vectors import computation
 from dpcomm.interop import floor, sums
 from dpcomm.interop import flower as native
 
-if HERE:
-    from flwr.app import (
-        ArrayRecord,
-        ConfigRecord,
-        Error,
-        MetricRecord,
-        RecordDict,
-    )
-    from flwr.app import Message as Letter
-    from flwr.clientapp import ClientApp
 pytestmark = pytest.mark.flower
 _ = digits, identity  # fixtures
 
