@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from dpcomm.datasets import stackoverflow as files
-from dpcomm.datasets.stackoverflow import federation
 from dpcomm.experiments import accounts
 from dpcomm.training.federated import Config, Task, simulate
 from dpcomm.training.models import TagRegression, recall, tag_loss
@@ -45,8 +44,8 @@ def root(tmp_path):
     return folder
 
 
-def load(root, n_words=6, n_tags=3):
-    return files.from_files(root.parent, n_words, n_tags, whole=False)
+def load(root, n_words=6, n_test=3):
+    return files.from_files(root.parent, n_words, 3, n_test, whole=False)
 
 
 def test_vocabularies_are_by_frequency(root):
@@ -59,18 +58,15 @@ def test_vocabularies_are_by_frequency(root):
 
 def test_files_are_a_source(root):
     write_h5(root, USERS)
-    source = load(root)
-    assert isinstance(source, files.Files) and source.n_clients == 2
-    fed = federation(source, 3)
-    sizes = source.sizes([0, 1]).tolist()
-    assert fed.sizes.tolist() == [2, 1] == sizes and len(fed.data.x_test) == 3
-    assert [*source.words] == ["list", "a", "sort", "sorted", "table", "key"]
-    assert source.tags == {"python": 0, "sql": 1, "sorting": 2}
+    fed = load(root)
+    assert fed.sizes.tolist() == [2, 1] and len(fed.data.x_test) == 3
+    assert [*fed.words] == ["list", "a", "sort", "sorted", "table", "key"]
+    assert fed.tags == {"python": 0, "sql": 1, "sorting": 2}
     data, parts = fed.visit([1, 0, 1])
     (post, long), tags = data.x[parts[1]], data.y[parts[1]]
     assert post[post >= 0].tolist() == [0, 3, 2, 1, 0] and (long >= 0).sum() == 62
     assert tags.tolist() == [[0, 2], [-1, -1]] and data.y[parts[0]].tolist() == [[0, 1]]
-    assert fed.partition_hash != federation(load(root, 5), 3).partition_hash
+    assert fed.partition_hash != load(root, 5).partition_hash
     config = Config(rounds=1, cohort=2, lr=1.0, server="sgd", eval_every=1)
     mechanism = accounts.fedavg(Config(), 2, 1.0, 0.1).mechanism
     task = Task(TagRegression(6, 3), fed, mechanism, config, 0, loss=tag_loss)
@@ -78,10 +74,10 @@ def test_files_are_a_source(root):
     alone, shared = (simulate(task, workers=k, **how) for k in (1, 2))
     assert alone.finished and torch.equal(alone.w, shared.w)
     assert fed.visit([])[1] == []
-    for call, says in (
-        (lambda: federation(source, 4), "n is 4; .* from 1 to 3"),
-        (lambda: files.from_files(root.parent, 6, 3), "has 2 clients of 342477"),
-        (lambda: files.from_files(root.parent), "n is 10000; .* from 1 to 7"),
+    for given, says in (
+        (dict(n_test=4, whole=False), "n_test is 4; .* from 1 to 3"),
+        (dict(n_test=3), "has 2 clients of 342477"),
+        (dict(n_words=10_000), "n is 10000; .* from 1 to 7"),
     ):
         with pytest.raises(ValueError, match=says):
-            call()
+            files.from_files(root.parent, **dict(n_words=6, n_tags=3) | given)

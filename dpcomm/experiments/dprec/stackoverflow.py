@@ -61,7 +61,7 @@ def federation(scale: str):
     "Users and their posts: TensorFlow Federated's at full, otherwise synthetic."
     s = settings(scale)
     if scale == "full":
-        return stackoverflow.federation(stackoverflow.from_files())
+        return stackoverflow.from_files()
     return synthetic(s["n_clients"], s["n_words"], s["n_tags"])
 
 
