@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import check_between, needs
+from ..core.checks import check_between
 from ..core.files import check_digest
 from .catalogue import absent
 from .images import Dataset, Federation, data_root
@@ -30,14 +30,12 @@ class Records:
     x: (n, f) float32 in [0, 1].
     y: (n,) int64, 1 where the patient died in hospital.
     columns: of f names.
-    hospitals: of n hospital ids, or None where the table has none.
     """
 
     name: str
     x: Tensor
     y: Tensor
     columns: tuple
-    hospitals: tuple | None = None
 
 # %% ../../nbs/datasets/medical.ipynb #d0med02
 def code_features(lists, min_records: int = 100) -> tuple:  # (n, f), names
@@ -53,29 +51,18 @@ def code_features(lists, min_records: int = 100) -> tuple:  # (n, f), names
 
 # %% ../../nbs/datasets/medical.ipynb #d573efaf
 def scale_range(values: np.ndarray, low, high) -> np.ndarray:
-    """MinMaxScaler fitted on a declared range, not on records. [fltop App. A.2]
-
-    (n,) or (n, k) numbers, and the ends of each range; what is nan becomes 0.
-    """
-    columns = np.asarray(values, np.float64).reshape(len(values), -1)
-    width = columns.shape[1]
-    ends = np.vstack([np.broadcast_to(end, width) for end in (low, high)])
-    with needs("run"):
-        from sklearn.preprocessing import MinMaxScaler
-
-    scaled = MinMaxScaler(clip=True).fit(ends).transform(columns)
-    return np.nan_to_num(scaled).astype(np.float32).reshape(np.shape(values))
+    "To [0, 1] by the ends of each range; what is nan becomes 0. [fltop App. A.2]"
+    scale = 1 / (np.asarray(high, np.float64) - low)
+    scaled = np.clip(np.asarray(values) * scale - np.asarray(low) * scale, 0, 1)
+    return np.nan_to_num(scaled).astype(np.float32)
 
 # %% ../../nbs/datasets/medical.ipynb #d0med04
-def assemble(
-    name: str, lists, numbers: dict, died, min_records: int, hospitals=None
-) -> Records:
+def assemble(name: str, lists, numbers: dict, died, min_records: int = 100) -> Records:
     "Put codes and scaled numbers side by side. [fltop App. A.2]"
     x, names = code_features(lists, min_records)
     values = (np.asarray(v, np.float32)[:, None] for v in numbers.values())
     x = torch.from_numpy(np.concatenate([x, *values], 1))
-    y = torch.from_numpy(np.asarray(died, np.int64))
-    return Records(name, x, y, (*names, *numbers), hospitals)
+    return Records(name, x, torch.tensor(died, dtype=torch.int64), (*names, *numbers))
 
 # %% ../../nbs/datasets/medical.ipynb #749552b5
 DIGESTS = {  # SHA-256 of diabetic_data.csv; of every stay: number, outcome, record
@@ -112,11 +99,10 @@ def _diabetes_codes(row, drugs):
     yield from (f"icd9 {code}" for code in diagnoses if code != "?")
 
 
-def diabetes130(root=None, min_records: int = 100) -> Records:
+def diabetes130(root=None) -> Records:
     """Admissions of the 130-US hospitals table. [Strack et al. 2014; fltop App. A.2]
 
     root: data root, default data_root().
-    min_records: records a code must stand in, >= 1.
     Returns: the data, after its counts were checked.
     """
     folder = data_root(root) / "diabetes130" / "dataset_diabetes"
@@ -126,15 +112,14 @@ def diabetes130(root=None, min_records: int = 100) -> Records:
     names = list(rows[0])
     drugs = names[names.index("metformin") : names.index("change")]
     decade = np.array([int(row["age"][1:].partition("-")[0]) for row in rows])
+    given = [int(row["num_medications"]) for row in rows]
     numbers = {
         "age": scale_range(decade + 5.0, 0, 100),
-        "medications": scale_range(
-            [int(row["num_medications"]) for row in rows], 1, 81
-        ),
+        "medications": scale_range(given, 1, 81),
     }
     codes = (_diabetes_codes(row, drugs) for row in rows)
     died = [row["discharge_disposition_id"] in DEATH_DISPOSITIONS for row in rows]
-    return assemble("diabetes130", codes, numbers, died, min_records)
+    return assemble("diabetes130", codes, numbers, died)
 
 # %% ../../nbs/datasets/medical.ipynb #484c0017
 _BOUNDS = """
@@ -207,21 +192,23 @@ def _stay_numbers(stays):
     return numbers
 
 # %% ../../nbs/datasets/medical.ipynb #d0med14
-def physionet2012(root=None, min_records: int = 100) -> Records:
+def physionet2012(root=None) -> Records:
     """First days of intensive care stays. [Silva et al. 2012; fltop App. A.2]
 
     root: data root, default data_root().
-    min_records: records a code must stand in, >= 1.
     Returns: the data, after its counts were checked.
     """
     stays, died = _stays(data_root(root) / "physionet2012")
     codes, numbers = map(_stay_codes, stays), _stay_numbers(stays)
-    return assemble("physionet2012", codes, numbers, died, min_records)
+    return assemble("physionet2012", codes, numbers, died)
 
 # %% ../../nbs/datasets/medical.ipynb #b800d328
-def _synthetic_patients(n, rng, codes, rate):
-    popularity = 1 / np.arange(1, codes + 1)
-    given = rng.random((n, codes)) < np.minimum(6 * popularity / popularity.sum(), 0.9)
+CODES = 400  # of invented drugs and diagnoses
+
+
+def _synthetic_patients(n, rng):
+    popularity = 1 / np.arange(1, CODES + 1)
+    given = rng.random((n, CODES)) < np.minimum(6 * popularity / popularity.sum(), 0.9)
     age, mrci = rng.integers(15, 90, n), np.round(2 + rng.gamma(3.0, 5.0, n), 1)
     risk = (
         given[:, 3:20] @ rng.normal(0.0, 2.0, 17)
@@ -229,15 +216,15 @@ def _synthetic_patients(n, rng, codes, rate):
         + (mrci - 17) / 12
         + rng.logistic(size=n)
     )
-    return given, age, mrci, risk > np.quantile(risk, 1 - rate)
+    return given, age, mrci, risk > np.quantile(risk, 0.9)
 
 
 def synthetic_admissions(
-    n: int, rng: np.random.Generator, min_records: int = 100, codes: int = 400
-) -> Records:  # with hospital ids
+    n: int, rng: np.random.Generator, min_records: int = 100
+) -> Records:
     "Invented patients with the features of the paper's table. [fltop Table 3]"
-    given, age, mrci, died = _synthetic_patients(n, rng, codes, 0.1)
-    words = [f"code drug-{j:03d}" if j % 2 else f"code {j:03d}.1" for j in range(codes)]
+    given, age, mrci, died = _synthetic_patients(n, rng)
+    words = [f"code drug-{j:03d}" if j % 2 else f"code {j:03d}.1" for j in range(CODES)]
     kinds = ("Emergency", "Urgent", "Trauma Center")
     lists = [
         [f"gender {('Male', 'Female')[i % 2]}", f"admission {kinds[i % 3]}"]
@@ -245,8 +232,7 @@ def synthetic_admissions(
         for i in range(n)
     ]
     numbers = {"age": scale_range(age, 15, 89), "mrci": scale_range(mrci, 2, 60)}
-    hospitals = tuple(f"H{i % 10}" for i in range(n))
-    return assemble("premier", lists, numbers, died, min_records, hospitals)
+    return assemble("premier", lists, numbers, died, min_records)
 
 # %% ../../nbs/datasets/medical.ipynb #79a1a8d5
 @dataclass(frozen=True)

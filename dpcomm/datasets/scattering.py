@@ -123,17 +123,15 @@ def _scatter(maps, fine, quarters, average, average_half):
     return torch.cat(full + half, 1)
 
 # %% ../../nbs/datasets/scattering.ipynb #d0sca02
-def scatter(images: Tensor, orientations: int = 8, block: int = None) -> Tensor:
+def scatter(images: Tensor, orientations: int = 8) -> Tensor:
     """Coefficients of order 0, 1, 2. [Bruna & Mallat 2013; Tramer & Boneh 2021]
 
     images: (n, channels, height, width), float; sides multiples of 4, >= 8.
     orientations: L, directions in half a circle, at least 2.
-    block: maps in flight, >= 1; None: 16 on the CPU, 1,024 elsewhere.
     Returns: (n, channels * (1 + L)**2, height / 4, width / 4), type of the images.
     """
     n, channels, height, width = images.shape
-    if block is None:
-        block = 16 if images.device.type == "cpu" else 1024
+    block = 16 if images.device.type == "cpu" else 1024  # maps in flight
     tables = _tables(height, width, orientations, images.dtype, images.device)
     each, maps = (1 + orientations) ** 2, images.flatten(0, 1)
     out = images.new_empty(n * channels, each, height * width // 16)
@@ -162,67 +160,46 @@ def cache_path(folder, name: str, images: Tensor, settings: dict) -> Path:
     return Path(folder) / f"{name}-{len(images)}-{digest.hexdigest()[:16]}.npy"
 
 # %% ../../nbs/datasets/scattering.ipynb #092e00c0
-def _blocks(images, settings, device, bar):
-    mean, std = (
-        torch.tensor(settings[key], device=device).reshape(-1, 1, 1)
-        for key in ("mean", "std")
-    )
+def _blocks(images, settings, bar):
+    mean, std = (torch.tensor(settings[k]).reshape(-1, 1, 1) for k in ("mean", "std"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for part in images.split(BATCH):
-            x = scatter((part.to(device) - mean) / std, settings["orientations"])
-            yield group_norm(x, settings["groups"]).flatten(1).cpu().numpy()
+            yield group_norm(scatter((part - mean) / std)).flatten(1).numpy()
             bar.update(len(part))
     finally:
         torch.set_num_threads(threads)
 
 # %% ../../nbs/datasets/scattering.ipynb #5be9a7f3
-def _compute(path, shape, images, settings, device, hidden):
+def _compute(path, shape, images, settings):
     if path.exists():
         return
+    hidden = {"0": True, "1": False}.get(os.environ.get("DPCOMM_PROGRESS"))
     with tqdm(total=len(images), unit="image", desc=path.stem, disable=hidden) as bar:
         head, about = io.BytesIO(), dict(descr="<f4", fortran_order=False, shape=shape)
         np.lib.format.write_array_header_1_0(head, about)
-        blocks = _blocks(images, settings, device, bar)
+        blocks = _blocks(images, settings, bar)
         arrays = (np.ascontiguousarray(block, "<f4").tobytes() for block in blocks)
         atomic_write(path, itertools.chain([head.getvalue()], arrays))
 
 
-def features(
-    data: Dataset,
-    limit: tuple = None,
-    groups: int = 27,
-    orientations: int = 8,
-    root=None,
-    device="cpu",
-    progress: bool = True,
-) -> tuple:
+def features(data: Dataset, limit: tuple = None, root=None) -> tuple:
     """Normalised features, computed once and kept on disk. [Tramer & Boneh 2021]
 
     data: as `dpcomm.datasets.images.load` returns it.
     limit: (training, test): only the first images; None: all.
-    groups: of the normalisation; divides channels * (1 + L)**2.
-    orientations: L, directions in half a circle, >= 2.
     root: data root, default data_root().
-    device: where the transform runs.
-    progress: show a bar on a terminal; DPCOMM_PROGRESS 1: always, 0: never.
-    Returns: training, test: (n, channels (1 + L)^2 height width / 16) float32,
-    read-only.
+    Returns: training, test: (n, 81 channels height width / 16) float32, read-only.
     """
     mean, std = PIXELS.get(data.name, ((0.0,), (1.0,)))
-    settings = dict(scales=SCALES, orientations=orientations, groups=groups)
-    settings |= dict(mean=mean, std=std)
-    asked = {"0": True, "1": False}.get(os.environ.get("DPCOMM_PROGRESS"))
-    hidden = asked if progress else True
-    folder = data_root(root) / "features"
-    arrays = []
-    splits = {"train": data.x, "test": data.x_test}
+    settings = dict(scales=SCALES, orientations=8, groups=27, mean=mean, std=std)
+    arrays, splits = [], {"train": data.x, "test": data.x_test}
     for (split, images), n in zip(splits.items(), limit or (None, None)):
         if n is not None:
             images = images[: check_between("limit", n, 1, len(images))]
-        path = cache_path(folder, f"{data.name}-{split}", images, settings)
-        width = images[0].numel() * (1 + orientations) ** 2 // 16
-        _compute(path, (len(images), width), images, settings, device, hidden)
+        name = f"{data.name}-{split}"
+        path = cache_path(data_root(root) / "features", name, images, settings)
+        _compute(path, (len(images), 81 * images[0].numel() // 16), images, settings)
         arrays.append(np.load(path, mmap_mode="r"))
     return tuple(arrays)

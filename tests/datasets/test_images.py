@@ -22,10 +22,10 @@ DIGITS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 # ---- what is loaded
 
 
-@tabled("name", images.HASHES)
+@tabled("name", images.SETS)
 def test_what_is_here_is_the_published_set(name):
     loaded = or_skip(images.load, name, download=False)
-    assert loaded.content_hash == images.HASHES[name]
+    assert loaded.content_hash == images.SETS[name][2]
     assert (loaded.writers is None) == (name != "mnist-by-writer")
 
 
@@ -41,7 +41,7 @@ def test_digits_come_with_scikit_learn_and_never_change():
 # ---- what is missing
 
 
-@tabled("name", images.HASHES)
+@tabled("name", images.SETS)
 def test_offline_and_missing_says_what_to_do(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{name} is not under.*DPCOMM_DATA"):
         images.load(name, root=tmp_path, download=False)
@@ -207,8 +207,9 @@ def test_emnist_comes_upright_and_labelled_from_zero(tmp_path, monkeypatch):
 
 def test_an_altered_data_set_is_noticed(monkeypatch):
     or_skip(images.load, "mnist", download=False)
-    monkeypatch.setitem(images.HASHES, "mnist", "0" * 12)
-    with pytest.raises(ValueError, match="the hash 3c062e76f7aa; published are"):
+    changed = (*images.SETS["mnist"][:2], "0" * 12)
+    monkeypatch.setitem(images.SETS, "mnist", changed)
+    with pytest.raises(ValueError, match="the hash 3c062e76f7aa; the published"):
         images.load("mnist", download=False)
 
 

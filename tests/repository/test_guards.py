@@ -229,7 +229,8 @@ def undescribed(module):
         if not said:
             yield f"{node.name} has no docstring"
         if isinstance(node, ast.FunctionDef) and node.name not in PLAYS:
-            for arg in [n for n in ast.walk(node.args) if isinstance(n, ast.arg)]:
+            parts = ast.iter_child_nodes(node.args)
+            for arg in [part for part in parts if isinstance(part, ast.arg)]:
                 its = getattr(arg.annotation, "id", None)
                 its = its or str(getattr(arg.annotation, "value", "")).split(".")[-1]
                 if its not in classes and not re.search(rf"(^|\s){arg.arg}:\s", said):

@@ -26,12 +26,8 @@ REL, ABS = 1e-2, 1e-6
 
 
 def split(printed: str) -> tuple[str, list[float]]:
-    """The text around the numbers, with blanks and rules of any length made alike, and
-    the numbers.
-    """
-    printed = re.sub(
-        r"(?<=\d),(?=\d{3}\b)", "", re.sub(r" at 0x[0-9a-f]+", "", printed)
-    )
+    "The text around the numbers, blanks and rules of any length made alike; the numbers."
+    printed = re.sub(r"(?<=\d),(?=\d{3}\b)| at 0x[0-9a-f]+", "", printed)
     numbers = [float(n) for n in NUMBER.findall(printed)]
     around = re.sub(r"([-=─━])\1+", r"\1\1", NUMBER.sub("#", printed))
     return " ".join(around.split()), numbers
@@ -54,30 +50,16 @@ def differs(stored: str, fresh: str, numbers: bool = True) -> str:
 
 def seen(outputs: list) -> dict:
     "What a reader sees of a cell's outputs: printed text, values, number of images."
-    printed = "".join(
-        text(o["text"])
-        for o in outputs
-        if o["output_type"] == "stream" and o["name"] == "stdout"
-    )
+    printed = "".join(text(o["text"]) for o in outputs if o.get("name") == "stdout")
     data = [o["data"] for o in outputs if "data" in o]
-    images = sum(any(kind.startswith("image/") for kind in d) for d in data)
-    values = "\n".join(
-        text(d.get("text/plain", ""))
-        for d in data
-        if not any(k.startswith("image/") for k in d)
-    )
-    return {"printed": printed, "values": values, "images": str(images)}
+    images = [d for d in data if any(kind.startswith("image/") for kind in d)]
+    values = "\n".join(text(d.get("text/plain", "")) for d in data if d not in images)
+    return {"printed": printed, "values": values, "images": str(len(images))}
 
 
 def missing(seen: dict) -> list[str]:
-    """What a cell says it could not check, `NOT CHECKED: <data set> is not under the
-    data root`.
-    """
-    return [
-        line.partition(": ")[2].split(":")[0]
-        for line in seen["printed"].splitlines()
-        if line.startswith("NOT CHECKED: ")
-    ]
+    "What a cell says it could not check: a data set that is not under the data root."
+    return re.findall("^NOT CHECKED: ([^:\n]*)", seen["printed"], re.M)
 
 
 def disagreements(cell: dict) -> list[str]:
@@ -85,11 +67,8 @@ def disagreements(cell: dict) -> list[str]:
     stored, fresh = seen(cell["stored"]), seen(cell["fresh"])
     if cell["skipped"] or "timing" in cell["tags"] or missing(stored) != missing(fresh):
         return []
-    parts = [
-        part
-        for part in fresh
-        if not (cell["source"].rstrip().endswith(";") and part == "printed")
-    ]
+    quiet = cell["source"].rstrip().endswith(";")
+    parts = [part for part in fresh if not (quiet and part == "printed")]
     whole = "trained" not in cell["tags"]
     return [
         f"{part}: {why}"
@@ -105,10 +84,8 @@ def unchecked(cell: dict) -> list[str]:
     return fresh + [f"the stored output was made without data: {line}" for line in made]
 
 
-OLD_PROCESSOR = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-}  # other kernels, so sums in another order
+# other kernels, so sums in another order
+OLD_PROCESSOR = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 STARTS = re.compile(
     r"\b(?:models\.(?:build|initialise)|images\.load)\(|(?<![.\w])(?:build|initialise|load|mlp)\("
 )
@@ -122,12 +99,9 @@ def trains(page: Path) -> bool:
     """Whether a page trains what dpcomm hands out; the page of benchmarks trains to
     measure time.
     """
-    code = "\n".join(
-        cell.code for cell in cells(page) if cell.kind == "code" and not cell.exported
-    )
-    return page.stem != "benchmarks" and bool(
-        STARTS.search(code) and TRAINS.search(code)
-    )
+    own = [c.code for c in cells(page) if c.kind == "code" and not c.exported]
+    code = "\n".join(own) if page.stem != "benchmarks" else ""
+    return bool(STARTS.search(code) and TRAINS.search(code))
 
 
 TRAINING = [page for page in PAGES if trains(page)]

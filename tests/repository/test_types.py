@@ -87,18 +87,14 @@ def filed(page) -> str:
     return "_".join(page.with_suffix(".py").parts).replace("-", "_")
 
 
-@pytest.fixture
-def asked(tmp_path):
-    (tmp_path / "asked.py").write_text(CODE + ASKED)
-    for page in NOTEBOOKS:
-        (tmp_path / filed(page)).write_text(guide(page))
-    return tmp_path
-
-
 @pytest.mark.slow
-def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back(asked):
+def test_pyright_accepts_package_readme_and_guides_and_knows_what_comes_back(tmp_path):
     if importlib.util.find_spec("basedpyright") is None:
         pytest.skip("NOT CHECKED: basedpyright is not installed")
+    asked = tmp_path / "asked.py"
+    asked.write_text(CODE + ASKED)
+    for page in NOTEBOOKS:
+        (tmp_path / filed(page)).write_text(guide(page))
     told = (ROOT / "pyrightconfig.json").read_text(encoding="utf-8")
     package = json.loads(re.sub(r"^ *//.*$", "", told, flags=re.M))
     rules = {rule: how for rule, how in package.items() if rule.startswith("report")}
@@ -109,18 +105,18 @@ def test_pyright_accepts_the_package_readme_and_guides_and_knows_what_comes_back
         inside | near | dict(root=str(ROOT / "dpcomm" / "assets")),
         runs | dict(root=str(ROOT / "dpcomm" / "experiments")),
         inside,
-        near | dict(root=str(asked)),
+        near | dict(root=str(tmp_path)),
     ]
     own = dict(include=[".", str(ROOT / "dpcomm")], pythonVersion="3.11")
     own |= dict(typeCheckingMode="standard", executionEnvironments=places)
     own |= dict(strictParameterNoneValue=package["strictParameterNoneValue"])
-    (asked / "pyrightconfig.json").write_text(json.dumps(own))
-    words = ["-m", "basedpyright", "-p", asked / "pyrightconfig.json", "--outputjson"]
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(own))
+    words = ["-m", "basedpyright", "-p", tmp_path, "--outputjson"]
     found = json.loads(python(*words).stdout)["generalDiagnostics"]
     wrong = [f for f in found if f["severity"] == "error"]
     wrong = [f for f in wrong if not FOREIGN.match(f["message"])]
     debt = [f for f in wrong if f["file"].startswith(str(ROOT / "dpcomm"))]
-    strict = {str(asked / filed(page)) for page in GUIDES} | {str(asked / "asked.py")}
+    strict = {str(tmp_path / filed(page)) for page in GUIDES} | {str(asked)}
     outside = [f for f in wrong if f not in debt]
     outside = [f for f in outside if f["file"] in strict or LOST.search(f["message"])]
     assert not outside, "\n".join(map(str, outside))
