@@ -7,7 +7,6 @@ __all__ = ['Records', 'diabetes130', 'physionet2012', 'Split', 'virtual_hospital
 
 # %% ../../nbs/datasets/medical.ipynb #5476b598
 import csv
-import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import fmean
@@ -153,19 +152,15 @@ def first_day(text: str) -> dict:  # name -> values
 
 # %% ../../nbs/datasets/medical.ipynb #d0med12
 def _stays(folder):
-    stays, died, digest = [], [], hashlib.sha256()
-    for part in "abc":
-        for row in _rows(folder / f"Outcomes-{part}.txt", "physionet2012"):
+    stays, died, parts = [], [], []
+    for letter in "abc":
+        for row in _rows(folder / f"Outcomes-{letter}.txt", "physionet2012"):
             number, outcome = row["RecordID"], row["In-hospital_death"]
-            text = (folder / f"set-{part}" / f"{number}.txt").read_bytes().decode()
+            text = (folder / f"set-{letter}" / f"{number}.txt").read_bytes().decode()
             stays.append(first_day(text))
             died.append(int(outcome))
-            digest.update(f"{number} {outcome} {text}".encode())
-    if digest.hexdigest() != DIGESTS["physionet2012"]:
-        raise ValueError(
-            "physionet2012's records are not the published ones (their SHA-256"
-            " differs): download them again"
-        )
+            parts.append(f"{number} {outcome} {text}".encode())
+    check_digest(folder, DIGESTS["physionet2012"], b"".join(parts))
     return stays, died
 
 # %% ../../nbs/datasets/medical.ipynb #6919f3a6

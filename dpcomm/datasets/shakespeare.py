@@ -6,14 +6,13 @@
 __all__ = ['shakespeare']
 
 # %% ../../nbs/datasets/shakespeare.ipynb #8db7b253
-import hashlib
 import json
 
 import numpy as np
 import torch
 
 from ..core.checks import shown
-from ..core.files import unpack
+from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import absent, data_root
 from .images import Dataset, Federation
@@ -125,12 +124,8 @@ def shakespeare(
     Returns: a client a role.
     """
     texts = read_roles(data_root(root) / "shakespeare" / FILE)
-    digest = hashlib.sha256("\n".join(texts.values()).encode()).hexdigest()
-    if whole and digest != TEXTS:
-        raise ValueError(
-            f"{FILE} has {len(texts)} roles and the SHA-256 {digest[:12]}...; the whole"
-            f" file has 1339 and {TEXTS[:12]}...: make it again, or pass whole=False"
-        )
+    if whole:
+        check_digest(FILE, TEXTS, "\n".join(texts.values()).encode())
     chosen = longest_roles(texts, n_clients)
     rule = (
         f"shakespeare, the {n_clients} longest of {len(texts)} roles, a client a role"
