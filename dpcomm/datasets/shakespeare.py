@@ -59,12 +59,9 @@ def longest_roles(texts: dict, n_clients: int = 660) -> dict:
     return {user: text for user, text in texts.items() if user in chosen}
 
 # %% ../../nbs/datasets/shakespeare.ipynb #2f69c1fa
-TRAIN = 0.9  # of a role's windows, the first in time
-
-
-def split_windows(n: int, fraction: float = TRAIN) -> tuple:  # (k, start)
-    "Split windows in time, with a gap as long as a window. [Caldas et al. 2018]"
-    k = int(fraction * n)
+def split_windows(n: int) -> tuple:  # (k, start)
+    "Nine tenths in time, then a gap as long as a window. [Caldas et al. 2018]"
+    k = int(0.9 * n)
     return k, k + WINDOW
 
 # %% ../../nbs/datasets/shakespeare.ipynb #365cb9bc

@@ -42,13 +42,7 @@ try:
 except ImportError:
     _Strategy = object
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_number,
-    not_installed,
-    shown,
-)
+from ..core.checks import check_choice, check_number, not_installed, shown
 from ..core.random import private_stream
 from dpcomm.core.vectors import (
     STATISTICS,
@@ -531,7 +525,6 @@ class Private(Promised, _Base):
         self._round: Any = None
         self._sums: Any = None  # a Gatherer where sums are secure
         if mechanism.summed:
-            check_between("clients in a sum", deployment.cohort, 2)
             self._sums = sums.Gatherer(keys, self._ask)
 
     @property
