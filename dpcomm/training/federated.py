@@ -509,8 +509,9 @@ def simulate(
         )
     notes = [_fewer_steps(task)]
     if (eps or deployment) and not getattr(task.mechanism, "relations", True):
-        why = f"mechanism {task.mechanism.name} gives no guarantee (epsilon is infinite)"
-        notes, guarantee = [f"no privacy: {why}", *notes], None
+        name = task.mechanism.name
+        why = f"no privacy: mechanism {name} gives no guarantee (epsilon is infinite)"
+        notes, guarantee = [why, *notes], None
     print(*filter(None, notes), sep="\n", end="\n" * any(notes))
     if guarantee:
         promise = promised(task.config.rounds)
