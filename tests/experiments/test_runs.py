@@ -53,7 +53,7 @@ class Made:
         if run.key in self.does:
             return self.does[run.key](run, seed, **how)
         if run.needs:
-            return difference(how["inputs"], "fedavg", "rec", ORDER)
+            return difference(run, seed, how["inputs"], how)
         if run.key == "sizes":
             return dict(cells={"ours.sizes": [24, "clients"]})
         score = {"fedavg": 80.0, "rec": 70.0}[run.key] + seed
