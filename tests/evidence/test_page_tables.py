@@ -35,20 +35,15 @@ def test_a_gap_is_taken_seed_by_seed():
 
 
 def test_ours_is_finer_than_the_paper_and_says_whose_error_it_has():
-    cell, s = (
-        paper_tables.cell("dprec", "mnist.eps3.rec.acc"),
-        verdicts.cell_summary([61, 62]),
-    )
-    borrowed = replace(s, spread_of="others")
-    assert (
-        page_tables.measured(s, cell) == "61.50 ± 0.50 (2)" == page_tables.measured(s)
-    )
-    assert page_tables.measured(borrowed, cell) == "61.50 ± 0.50* (2)"
+    cell = paper_tables.cell("dprec", "mnist.eps3.rec.acc")
     count = paper_tables.cell("dprec", "shakespeare.clients")
-    assert page_tables.measured(verdicts.cell_summary([660.0]), count, False) == "660"
-    assert page_tables.measured(verdicts.cell_summary([4.59706])) == "4.597 (1)"
-    assert page_tables.measured(verdicts.cell_summary([5.0]), seeds=False) == "5"
-    assert page_tables.measured(verdicts.cell_summary([1.0, 1.0 + 1e-9])) == "1 (2)"
+    measured, of = page_tables.measured, verdicts.cell_summary
+    assert measured(of([61, 62]), cell) == "61.50 ± 0.50 (2)" == measured(of([61, 62]))
+    assert measured(replace(of([61, 62]), spread_of="x"), cell) == "61.50 ± 0.50* (2)"
+    assert measured(of([660.0]), count, False) == "660"
+    assert measured(of([4.59706])) == "4.597 (1)"
+    assert measured(of([5.0]), seeds=False) == "5"
+    assert measured(of([1.0, 1.0 + 1e-9])) == "1 (2)"
 
 
 def test_a_quick_run_stands_in_without_a_verdict():
