@@ -19,19 +19,11 @@ KNOWN = replace(ASKED, trust="secagg")
 FEW = Deployment(4, 4, 1, 1e-5, sampling="none", d=32)
 
 
-@functools.cache
-def by_name(asked, eps) -> dict:
-    return {row.name: row for row in choosing.choose(asked, eps).rows}
+choose = functools.cache(choosing.choose)
 
 
-@pytest.fixture(scope="module")
-def choice():
-    return choosing.choose(ASKED, 4.0)
-
-
-@pytest.fixture(scope="module")
-def known():
-    return choosing.choose(KNOWN, 4.0)
+def by_name(asked, eps=4.0, *bits) -> dict:
+    return {row.name: row for row in choose(asked, eps, *bits).rows}
 
 
 @tabled("name", registered())
@@ -64,7 +56,7 @@ def test_a_poisson_cohort_has_a_random_size():
 @tabled("name", ["privquant", "pm", "quantised"])
 def test_few_examples_stand_for_a_large_cohort(name):
     "What clipping costs two clients together is no less than nothing."
-    row = by_name(Deployment(10**4, 10**4, 1, 1e-6, sampling="none", d=16), 4.0)[name]
+    row = by_name(Deployment(10**4, 10**4, 1, 1e-6, sampling="none", d=16))[name]
     assert row.error >= row.least and row.error > 0
 
 
@@ -86,26 +78,27 @@ def test_a_piece_stands_for_the_whole(name, monkeypatch):
     assert piece.gain == pytest.approx(whole.gain, rel=near)
 
 
-def test_every_mechanism_that_is_trusted_enough_is_ranked(choice, known):
-    ranked = {row.name for row in choice.rows}
-    assert ranked | {*choice.refused} == {*registered()} and not choice.refused
-    trusts = {row.guarantee.trust for row in known.rows}
-    assert "central" not in trusts and "quantised" in known.refused
-    local = choosing.choose(replace(ASKED, trust="local"), 4.0)
-    assert {row.guarantee.trust for row in local.rows} == {"local"}
-    assert "gaussian" in {row.name for row in local.rows}
+def test_every_mechanism_that_is_trusted_enough_is_ranked():
+    assert by_name(ASKED).keys() == {*registered()} and not choose(ASKED, 4.0).refused
+    trusts = {row.guarantee.trust for row in choose(KNOWN, 4.0).rows}
+    assert "central" not in trusts and "quantised" in choose(KNOWN, 4.0).refused
+    local = by_name(replace(ASKED, trust="local"))
+    assert {row.guarantee.trust for row in local.values()} == {"local"}
+    assert "gaussian" in local
 
 
-def test_rows_are_sorted_and_keep_what_they_promise(choice, known):
+def test_rows_are_sorted_and_keep_what_they_promise():
     "Ties in error by bits, one definition, errors above the lower bound, bits in full."
-    asked = {
-        (replace(ASKED, sampling="fixed"), 4.0, None),
-        (replace(ASKED, trust="local"), 8.0, None),
+    for asked in (
+        (ASKED, 4.0),
+        (KNOWN, 4.0),
+        (replace(ASKED, sampling="fixed"), 4.0),
+        (replace(ASKED, trust="local"), 8.0),
         (KNOWN, 0.5, 2.0),
-        (replace(KNOWN, d=300), 4.0, None),
+        (replace(KNOWN, d=300), 4.0),
         (replace(KNOWN, d=4_096), 4.0, 16.0),
-    }
-    for found in (choice, known, *(choosing.choose(*one) for one in asked)):
+    ):
+        found = choose(*asked)
         s = replace(found.deployment, relation="zero-out")
         for first, second in itertools.pairwise(found.rows):
             if second.error <= first.error:
@@ -118,8 +111,8 @@ def test_rows_are_sorted_and_keep_what_they_promise(choice, known):
             total = sum(v for k, v in row.up.items() if k != "total")
             assert row.up["total"] == total
             assert ("session" in row.up) == row.built.summed
-    for row in choice.rows:
-        assert row.error < by_name(ASKED, 1.0)[row.name].error
+    for name, row in by_name(ASKED).items():
+        assert row.error < by_name(ASKED, 1.0)[name].error
 
 
 def test_a_session_s_bits_are_those_that_it_sends():
@@ -139,8 +132,8 @@ def test_a_session_s_bits_are_those_that_it_sends():
     assert down["session"] == sent[1]
 
 
-def test_the_best_builds_for_every_clip(known):
-    for row in known.rows:
+def test_the_best_builds_for_every_clip():
+    for row in choose(KNOWN, 4.0).rows:
         for clip in (0.01, 7.0):
             made = row.mechanism(clip)
             promise = replace(KNOWN, relation="zero-out").guarantee(made)
@@ -155,7 +148,7 @@ def test_the_caller_s_updates_are_predicted_for():
     sparse = torch.zeros(3, 256)
     sparse[:, 0] = 1.0
     own = choosing.choose(ASKED, 4.0, updates=sparse).rows
-    found, usual = {row.name: row.error for row in own}, by_name(ASKED, 4.0)
+    found, usual = {row.name: row.error for row in own}, by_name(ASKED)
     assert found["pm"] != pytest.approx(usual["pm"].error, rel=0.1)
     assert found["gaussian"] == pytest.approx(usual["gaussian"].error, rel=0.01)
     long, other = dict(updates=2 * sparse), dict(tried=dict(gauss=[{}]))
@@ -164,36 +157,28 @@ def test_the_caller_s_updates_are_predicted_for():
             choosing.choose(ASKED, 4.0, **how)
 
 
-def test_a_ring_s_fewest_bits_are_advised(known):
-    "And not those that are tried first."
-    why = choosing.choose(KNOWN, 4.0, 2.0).refused["skellam"]
+def test_a_ring_s_fewest_bits_are_advised_and_found():
+    "And not those that are tried first; of 12 and 13 only the latter hold the noise."
+    why = choose(KNOWN, 4.0, 2.0).refused["skellam"]
     bits = float(why.rpartition("raise bits to ")[2])
-    assert 2 < bits < 20
-    found = choosing.choose(KNOWN, 4.0, bits)
-    assert "skellam" in {row.name for row in found.rows}
-
-
-def test_a_ring_between_those_that_are_tried_is_found():
-    "At epsilon .05 twelve bits do not hold the noise, and thirteen do."
+    assert 2 < bits < 20 and "skellam" in by_name(KNOWN, 4.0, bits)
     server = replace(ASKED, visits=None, d=2_000)
-    found = choosing.choose(server, 0.05, 13.5)
-    assert {r.name: r.built for r in found.rows}["ddgauss"].ring_bits == 13
+    assert by_name(server, 0.05, 13.5)["ddgauss"].built.ring_bits == 13
 
 
 # ---- the answer
 
 
-def test_nothing_that_sends_a_part_is_listed_with_all_of_it(choice, known):
-    for found in (choice, known, choosing.choose(replace(KNOWN, d=2), 4.0)):
-        for row in found.rows:
-            if row.name in ("topk", "compressive"):
-                assert row.built.fraction < 1
+def test_nothing_that_sends_a_part_is_listed_with_all_of_it():
+    for asked in (ASKED, KNOWN, replace(KNOWN, d=2)):
+        for name in {"topk", "compressive"} & by_name(asked).keys():
+            assert by_name(asked)[name].built.fraction < 1
     whole = choosing.choose(ASKED, 4.0, tried=choosing.grids(256, whole=True))
     assert {r.name: r.built for r in whole.rows}["topk"].fraction == 1
 
 
 def test_noise_that_drowns_the_signal_is_said_where_everybody_takes_part():
-    found = choosing.choose(Deployment(4, 4, 9, 1e-6, sampling="none", d=256), 1.0)
+    found = choose(Deployment(4, 4, 9, 1e-6, sampling="none", d=256), 1.0)
     assert "visits" not in found.advice and "raise cohort" in found.advice
     assert found.advice in str(found) and found.advice in found.as_dict()["advice"]
 
@@ -206,7 +191,7 @@ def test_the_command_prints_tables_and_json(capsys):
     assert "relation zero-out" in said and "signsgd" in said and "quantised: " in said
     assert cli.main([*words.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    asked = choosing.choose(KNOWN, 4.0, 1.0)
+    asked = choose(KNOWN, 4.0, 1.0)
     assert found == json.loads(json.dumps(asked.as_dict()))
     assert found["rows"][0]["mechanism"] == asked.best.name
     assert cli.main([*words.split(), "--cohort", "6000"]) == 2
