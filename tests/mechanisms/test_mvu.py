@@ -59,17 +59,12 @@ GOOD = dict(eps=math.log(3), alphabet=(-0.5, 1.5), rows=((0.75, 0.25), (0.25, 0.
 @tabled(
     "change",
     [
-        dict(alphabet=(1.5, -0.5)),
         dict(alphabet=(-0.5, -0.5)),
         dict(eps=1.09),
         dict(alphabet=(-0.5, 1.5 + 1e-8)),
         dict(rows=((0.75, 0.25), (0.25, 0.75 + 1e-9))),
         dict(rows=((1.0, 0.0), (0.0, 1.0)), alphabet=(0.0, 1.0)),
         dict(rows=((0.75, 0.25),)),
-        dict(
-            alphabet=(-0.5, 1.5, 9.0),
-            rows=((0.75 - 1e-9, 0.25, 1e-9), (0.25 - 1e-9, 0.75, 1e-9)),
-        ),
     ],
 )
 def test_a_table_that_is_not_one_is_refused(change):
@@ -180,9 +175,8 @@ def test_one_coordinate_spends_what_the_curve_says(m, relation):
     x = np.linspace(0.5 - half, 0.5 + half, 401)
     p = law(m.table, x)[:, None]
     q = law(m.table, x if relation == "replace" else np.array([0.5]))
-    one, most = (
-        renyi_curve(m, relation, "mixture", d, orders=orders) for d in (1, None)
-    )
+    curve = functools.partial(renyi_curve, m, relation, "mixture", orders=orders)
+    one, most = curve(1), curve(None)
     for alpha, bound, any_d in zip(orders, one, most):
         with np.errstate(all="ignore"):
             found = [divergence(*ab, alpha) for ab in ((p, q), (q, p))]
@@ -277,6 +271,5 @@ def test_the_reach_is_taken_over_the_cones_extreme_rays(constraint):
     rays = np.exp(eps * signs) if strict else np.exp(walks)
     for mu in seed_tree(0, "mu").standard_normal((5, n)):
         reach = np.abs(rays @ mu / rays.sum(1)).max() / 2
-        assert mvu_table._dual_reach(eps, mu, constraint) == pytest.approx(
-            reach, rel=1e-6
-        )
+        found = mvu_table._dual_reach(eps, mu, constraint)
+        assert found == pytest.approx(reach, rel=1e-6)
