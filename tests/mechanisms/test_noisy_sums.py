@@ -5,7 +5,6 @@ What every mechanism must do is in test_conformance. Statistical tests have fals
 """
 
 import dataclasses
-import functools
 import math
 from fractions import Fraction
 
@@ -26,7 +25,6 @@ from dpcomm.mechanisms.topk import TopK
 from dpcomm.privacy import accounting, audit
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.secagg import ring
-from dpcomm.secagg.discrete import tau
 
 ROWS = torch.tensor([[0.6, 0.0, -0.3], [3.0, -4.0, 12.0], [0.0, 0.0, 0.0]])
 
@@ -87,12 +85,8 @@ def test_a_noisy_sum_is_whole_steps_and_believes_nobody(make):
 
 
 def test_several_rounds_at_once_have_noise_of_their_own():
-    for m in (
-        Gaussian(1.0, 1.0),
-        Gaussian(1.0, 1.0, exact=False),
-        Gaussian(1.0, 1.0, True),
-        Quantised(1.0, 1.0, exact=False),
-    ):
+    noise = [Gaussian(1.0, 1.0, exact=exact) for exact in (True, False)]
+    for m in (*noise, Gaussian(1.0, 1.0, True), Quantised(1.0, 1.0, exact=False)):
         out = m.aggregate(ROWS.expand(5, 3, 3), 3.0, seed_tree(0))
         assert out.shape == (5, 3)
         assert (len(out.unique(dim=0)) == 5) == (not getattr(m, "local", False))
@@ -138,18 +132,13 @@ def test_sampled_moments_at_whole_orders_are_the_normal_ones(order):
 
 
 @tabled("sigma", [1.0, 4.0])
-@tabled(
-    "make, relation",
-    [
-        (Gaussian, "add-remove"),
-        (functools.partial(Gaussian, local=True), "zero-out"),
-        (Quantised, "zero-out"),
-    ],
-)
-def test_the_bits_refute_floats_and_leave_whole_numbers(make, relation, sigma):
+@tabled("make, local", [(Gaussian, {}), (Gaussian, dict(local=True)), (Quantised, {})])
+def test_the_bits_refute_floats_and_leave_whole_numbers(make, local, sigma):
     "20,000 plays, against the curve and the guarantee."
+    relation = "add-remove" if make is Gaussian and not local else "zero-out"
     for exact in (True, False):
-        rng, m = seed_tree(0, "bits", sigma == 1, exact), make(1.0, sigma, exact=exact)
+        rng = seed_tree(0, "bits", sigma == 1, exact)
+        m = make(1.0, sigma, exact=exact, **local)
         found = audit.judge_play(m, relation, 20_000, rng)
         assert found.refuted == (not exact), found
         assert exact or (found.attack == "bits" and found.pvalue <= ALARM)
@@ -179,9 +168,7 @@ def test_cohorts_of_a_fixed_size_are_accounted():
 def test_a_cohort_is_not_ignored_where_no_draw_amplifies():
     "It would be 40 times the noise, without a word."
     m = Gaussian(1.0, 2.0)
-    with pytest.raises(
-        ValueError, match="cohort is 50 of 5000 clients and sampling is"
-    ):
+    with pytest.raises(ValueError, match="cohort is 50 of 5000 clients and sampling"):
         m.guarantee(800, 1e-6, n_clients=5000, cohort=50)
     everyone = m.guarantee(800, 1e-6, n_clients=50, cohort=50)
     assert everyone.eps == m.guarantee(800, 1e-6).eps
@@ -259,13 +246,6 @@ def test_a_share_that_rounds_to_nothing_is_refused_with_the_bits_that_would_do(
     assert share / step >= noisy_sums.LEAST > share / (2 * step)
 
 
-def test_the_coarsest_shares_hide_like_one_gaussian():
-    "The excess of a sum of shares, counted for all coordinates of a message, is nothing."
-    coarse = TopK(1.0, 1.0, 1.0, 520_000)
-    excess = tau((coarse.share / coarse.scale) ** 2, 520_000) * 2**32
-    assert excess < 1e-50 and 0.999 < coarse.normal_sigma() < 1
-
-
 @tabled("kind", [Gaussian, Quantised])
 def test_what_a_streaming_server_adds_is_no_longer_than_the_clip(kind):
     "A message far outside the clip counts as one on it, exactly, as in a cohort's sum."
@@ -279,7 +259,7 @@ def test_what_a_streaming_server_adds_is_no_longer_than_the_clip(kind):
     assert np.linalg.norm(code * scale) > 1 - 1e-6
 
 
-# ---- whole levels
+# ---- whole levels: the length, which is the privacy
 
 
 settings = st.builds(
@@ -301,15 +281,11 @@ def shapes(d, *path):
     return torch.from_numpy(unit.astype(np.float32))
 
 
-# ---- the length, which is the privacy
+dimensions = st.sampled_from([1, 2, 5, 40, 300])
 
 
 @drawn
-@given(
-    settings,
-    st.sampled_from([1, 2, 5, 40, 300]),
-    st.sampled_from([0.3, 1.0, 1.0000001, 7.0, 1e20]),
-)
+@given(settings, dimensions, st.sampled_from([0.3, 1.0, 1.0000001, 7.0, 1e20]))
 def test_no_message_is_longer_than_the_clip(m, d, size):
     u, streams = shapes(d) * (size * m.clip_norm), [seed_tree(1, i) for i in range(5)]
     z, M = m.whole(u, streams), m.longest(d)
@@ -337,8 +313,6 @@ def test_toward_zero_by_hand():
     m = Quantised(1.0, 1.0, 3)  # L = 3
     u = torch.tensor([[0.9, -0.34, 0.2], [2.0, 0.0, 0.0], [-0.3333, 0.3334, -0.6667]])
     assert m.whole(u, None).tolist() == [[2, -1, 0], [3, 0, 0], [0, 1, -2]]
-    torch.testing.assert_close(m.simulate(u, None)[1], torch.tensor([1.0, 0.0, 0.0]))
-    assert m.in_steps(u)[1].tolist() == [3.0, 0.0, 0.0]
 
 
 @tabled("bits, clip", [(8, 0.01), (8, 0.3), (16, 0.7)])
