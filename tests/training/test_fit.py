@@ -112,26 +112,17 @@ def cut(out, y):
 
 
 TOKENS, NUMBERS = dict(name="lstm"), dict(targets="numbers")
+NUMBER = dict(targets="number")
 EACH = nn.MSELoss(reduction="none")
 MISFITS = {
     "features": (mlp(7), {}, {}, r"client 1, of inputs \(2, 20\) float32"),
     "tokens into a linear layer": (mlp(12), TOKENS, {}, r"inputs \(2, 12\) int64"),
     "a token too many": (reader(5), TOKENS, {}, "client 1.*range"),
     "another argument": (NeedsTwo(20, 3), {}, {}, "do not go together .*'mask'"),
-    "numbers for classes": (
-        mlp(),
-        dict(targets="number"),
-        {},
-        r"targets \(2,\) float32",
-    ),
+    "numbers for classes": (mlp(), NUMBER, {}, r"targets \(2,\) float32"),
     "a column of classes": (mlp(), dict(targets="column"), {}, "one class per example"),
     "a label too many": (mlp(out=2), {}, {}, "client . holds a label 2; .*0 to 1"),
-    "a broadcast": (
-        mlp(out=1),
-        dict(targets="number"),
-        dict(loss=column),
-        "Using a target size",
-    ),
+    "a broadcast": (mlp(out=1), NUMBER, dict(loss=column), "Using a target size"),
     "no mean": (mlp(out=2), NUMBERS, dict(loss=EACH), "scalar .*the mean over a batch"),
     "a number of Python's": (mlp(out=2), NUMBERS, dict(loss=bare), "one number"),
     "a constant": (mlp(out=2), NUMBERS, dict(loss=cut), "does not require grad"),
@@ -140,12 +131,7 @@ MISFITS = {
     "no copy": (Remembers(), {}, {}, "Remembers cannot be copied"),
     "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no trainable parameter"),
     "a hook": (hooked(), {}, {}, "'0.weight' has a gradient hook.*: freeze"),
-    "a loss with weights": (
-        mlp(),
-        {},
-        dict(loss=Learnt()),
-        "the loss Learnt has parameters of its own",
-    ),
+    "a loss with weights": (mlp(), {}, dict(loss=Learnt()), "Learnt has parameters"),
     "a memory": (Keeps(20, 3), {}, {}, "Keeps or its loss gives two answers to the"),
     "a loss's memory": (mlp(), {}, dict(loss=growing), "loss gives two answers to the"),
 }
@@ -249,11 +235,8 @@ def test_a_loss_with_weights_of_its_own_is_placed_where_the_run_is():
     ],
 )
 def test_data_that_are_no_numbers_are_named(held):
-    with pytest.raises(
-        ValueError,
-        match="^client 1 has a .* not a pair of numeric arrays.*: pass .* several inputs",
-    ):
-        good = np.ones((1, 2)), [0]
+    good, says = (np.ones((1, 2)), [0]), "^client 1 has .* not a pair of numeric arrays"
+    with pytest.raises(ValueError, match=f"{says}.*: pass .* several inputs"):
         Federation.of([good, held], test=good)
 
 
