@@ -100,10 +100,9 @@ def test_workers_and_interruptions_change_nothing(tmp_path):
         pieces = run(adaptive, **kept)
     assert pieces.finished and torch.equal(whole.w, pieces.w)
     assert pieces.clip == whole.clip
-    with pytest.raises(ValueError, match="a different adaptive"):
-        run(AdaptiveClip(rate=0.5), **kept)
-    with pytest.raises(ValueError, match="a different adaptive"):
-        run(None, **kept)
+    for other in (AdaptiveClip(rate=0.5), None):
+        with pytest.raises(ValueError, match="a different adaptive"):
+            run(other, **kept)
 
 
 def test_a_cohort_of_nobody_still_moves_the_clip():
@@ -127,8 +126,8 @@ def test_rows_with_a_count_are_no_longer_than_the_clip(name, sigma, std):
     a, c = adaptive.parts(sigma, N)
     assert 1 - 1e-8 < a**2 + c**2 / 4 < 1
     assert adaptive.split(made, N, clip=0.1) == dataclasses.replace(made, clip_norm=0.1)
-    u = torch.tensor([[30.0, 40.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
-    below = torch.tensor([-0.5, 0.5, 0.5], dtype=torch.float64)
+    u = torch.tensor([[30.0, 40.0], [0.3, 0.4], [0.0, 0.0]]).double()
+    below = torch.tensor([-0.5, 0.5, 0.5]).double()
     rows = in_rows(made, u, below, (a, c))
     assert rows.norm(dim=1).max() <= 5.0 and rows[0].norm() > 5.0 * (1 - 1e-6)
     assert torch.allclose(rows[:, 2], c * 5.0 * below)
@@ -155,17 +154,10 @@ def test_a_sum_of_rows_gives_updates_and_count_with_their_noises(name):
 
 def test_what_cannot_move_is_refused():
     s = Deployment(N, 6, 3, delta=1e-3, trust="secagg", sampling="fixed")
-    for name, given in (
-        ("topk", dict(sigma=2.0, n_clients=6, fraction=0.5)),
-        ("signsgd", dict(sigma=2.0)),
-        ("sqkr", dict(nbits=1, eps=1.0)),
-        ("gaussian", dict(sigma=2.0, local=True)),
-    ):
-        noise = mechanism(name, clip_norm=1.0, **given)
+    for name, given in (("signsgd", {}), ("gaussian", dict(local=True))):
+        noise = mechanism(name, clip_norm=1.0, sigma=2.0, **given)
         with pytest.raises(ValueError, match="use gaussian or quantised"):
             run(AdaptiveClip(), s=s, make=lambda **_: noise)
-    with pytest.raises(ValueError, match="pass more than 1"):
-        run(AdaptiveClip(count_std=1.0))
     with pytest.raises(ValueError, match="adaptive work only with federated.one_round"):
         run(AdaptiveClip(), advance=lambda *a, **k: 0.0)
 
@@ -182,9 +174,7 @@ def test_under_secure_sums_the_clip_moves_and_the_promise_is_of_one_entry_more(n
     wide = dataclasses.replace(SUMMED, d=D + 1)
     assert moves.history[-1]["eps"] == wide.guarantee(make(1e3, 2.0)).eps
     still = run(None, s=SUMMED, make=make, clip=1e3)
-    both = (dataclasses.replace(SUMMED, d=d) for d in (D, D + 1))
-    more = [each.guarantee(make(1e3, 2.0)) for each in both]
-    assert still.history[-1]["eps"] == more[0].eps != more[1].eps
-    assert torch.equal(
-        moves.w, run(adaptive, s=SUMMED, make=make, clip=1e3, workers=3).w
-    )
+    less = dataclasses.replace(SUMMED, d=D).guarantee(make(1e3, 2.0)).eps
+    assert still.history[-1]["eps"] == less != moves.history[-1]["eps"]
+    again = run(adaptive, s=SUMMED, make=make, clip=1e3, workers=3)
+    assert torch.equal(moves.w, again.w)
