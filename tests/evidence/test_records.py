@@ -20,18 +20,7 @@ from dpcomm.evidence import paper_tables, records
 from dpcomm.evidence.records import Record
 
 FILES = sorted(paper_tables.assets("results").rglob("*.jsonl"))
-ORIGIN = dict(
-    code="0" * 12,
-    machine="x86_64, here",
-    device="cpu",
-    threads=1,
-    engine="auto",
-    dtype="float32",
-    versions={"python": "3.11.0"},
-    commit="a" * 40,
-    dirty=False,
-    date="2026-01-02T00:00:00+00:00",
-)
+ORIGIN = dict(code="0" * 12, machine="here", date="2026-01-02T00:00:00+00:00")
 CELL = "mnist.eps3.rec.acc"
 PROMISE = dict(eps=3.0, delta=1e-5, unit="client", relation="replace")
 PROMISE |= dict(sampling="none", accountant="pld", scope="total", trust="central")
