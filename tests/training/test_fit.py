@@ -44,20 +44,18 @@ class NeedsTwo(nn.Linear):
         return super().forward(x) * mask
 
 
-class Remembers(nn.Linear):
+def remembering():
     "Holds a tensor that was computed, which no copy can hold."
+    layer = nn.Linear(20, 3)
+    layer.last = layer.weight * 2
+    return layer
 
-    def __init__(self):
-        super().__init__(20, 3)
-        self.last = self.weight * 2
 
-
-class Turned(nn.Linear):
+def turned():
     "Has a complex buffer, as rotary positions do."
-
-    def __init__(self):
-        super().__init__(20, 3)
-        self.register_buffer("turns", torch.ones(3, dtype=torch.complex64))
+    layer = nn.Linear(20, 3)
+    layer.register_buffer("turns", torch.ones(3, dtype=torch.complex64))
+    return layer
 
 
 class Keeps(nn.Linear):
@@ -82,10 +80,10 @@ class Counter(nn.Linear):
         return super().forward(x)
 
 
-class Learnt(nn.CrossEntropyLoss):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
+def learnt():
+    loss = nn.CrossEntropyLoss()
+    loss.scale = nn.Parameter(torch.ones(()))
+    return loss
 
 
 def hooked():
@@ -127,11 +125,11 @@ MISFITS = {
     "a number of Python's": (mlp(out=2), NUMBERS, dict(loss=bare), "one number"),
     "a constant": (mlp(out=2), NUMBERS, dict(loss=cut), "does not require grad"),
     "complex": (nn.Linear(20, 3, dtype=torch.complex64), {}, {}, "complex64; weights"),
-    "a complex buffer": (Turned(), {}, {}, "'turns' is torch.complex64"),
-    "no copy": (Remembers(), {}, {}, "Remembers cannot be copied"),
+    "a complex buffer": (turned(), {}, {}, "'turns' is torch.complex64"),
+    "no copy": (remembering(), {}, {}, "Linear cannot be copied"),
     "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no trainable parameter"),
     "a hook": (hooked(), {}, {}, "'0.weight' has a gradient hook.*: freeze"),
-    "a loss with weights": (mlp(), {}, dict(loss=Learnt()), "Learnt has parameters"),
+    "a loss with weights": (mlp(), {}, dict(loss=learnt()), "Loss has parameters of"),
     "a memory": (Keeps(20, 3), {}, {}, "Keeps or its loss gives two answers to the"),
     "a loss's memory": (mlp(), {}, dict(loss=growing), "loss gives two answers to the"),
 }
