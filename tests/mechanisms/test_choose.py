@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tables import tabled
@@ -13,6 +14,7 @@ from tables import tabled
 from dpcomm import Deployment, cli, mechanism, registered
 from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import choose as choosing
+from dpcomm.secagg import session
 
 ASKED = Deployment(5_000, 50, 800, 1e-6, visits=20, d=256)
 KNOWN = replace(ASKED, trust="secagg")
@@ -116,10 +118,6 @@ def test_rows_are_sorted_and_keep_what_they_promise():
 
 
 def test_a_session_s_bits_are_those_that_it_sends():
-    import numpy as np
-
-    from dpcomm.secagg import session
-
     m = mechanism("topk", fraction=1.0, clip_norm=1.0, sigma=5.0, n_clients=10)
     s = Deployment(10, 10, 1, 1e-5, sampling="none", trust="secagg", d=40)
     up, down = choosing.traffic(s, m)

@@ -37,15 +37,11 @@ from dpcomm.secagg.skellam_noise import poisson, skellam
 MEANS = [Fraction(x) for x in ("1e-9", "1/3", 1, "5/2", 0.7, 40, "1234567/1000")]
 
 
-def law(mu, reach):
-    "Skellam probabilities of -reach..reach."
-    return ive(np.abs(np.arange(-reach, reach + 1)), float(mu))
-
-
 def fits(x, mu, reach):
     "p-value of Skellam draws; what lies beyond `reach` counts as its end."
+    law = ive(np.abs(np.arange(-reach, reach + 1)), float(mu))
     seen = np.bincount(np.clip(x, -reach, reach) + reach, minlength=2 * reach + 1)
-    return fit(seen, law(mu, reach) / law(mu, reach).sum())
+    return fit(seen, law / law.sum())
 
 
 def poisson_fit(x, mu, cells=60):
