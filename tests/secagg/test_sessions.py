@@ -1,5 +1,5 @@
-"""Secure aggregation: primitives against independent ones, sums under any dropouts, and
-refusals under any corruption.
+"""Secure aggregation: primitives against independent ones, sums under any dropouts,
+refusals under any corruption, and parties that are put away and taken back.
 """
 
 import hashlib
@@ -11,9 +11,12 @@ import sys
 import threading
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
@@ -32,7 +35,14 @@ from dpcomm.core.random import seed_tree
 from dpcomm.secagg import client as parties
 from dpcomm.secagg import masking, protocol, server
 from dpcomm.secagg import session as sessions
-from dpcomm.secagg.client import DEALT_SIZE, FORWARDED_SIZE, LAST_USE, Client
+from dpcomm.secagg.client import (
+    DEALT_SIZE,
+    FORWARDED_SIZE,
+    LAST_USE,
+    Client,
+    Counter,
+    stored_form,
+)
 from dpcomm.secagg.errors import (
     ADVERTISE,
     CHECK,
@@ -68,14 +78,13 @@ def vectors(n, d, ring, seed=0):
     return seed_tree(seed, "secagg test", n, d).integers(0, ring.modulus, (n, d))
 
 
-def gathered(setup, x=None, seed=0, change=None):
-    "A server and clients; `change` gives a client's own view of the setup."
+def gathered(setup, x=None, seed=0):
+    "A server and clients."
     n = setup.n_clients
     private, directory = sessions.identities(n, seed)
     x = vectors(n, setup.d, setup.ring) if x is None else x
-    views = [change(i, setup) if change else setup for i in range(n)]
     clients = [
-        Client(views[i], i, private[i], directory, x[i], seed=seed) for i in range(n)
+        Client(setup, i, private[i], directory, x[i], seed=seed) for i in range(n)
     ]
     about = dict(setup=setup, private=private, directory=directory, x=x)
     about |= dict(clients=clients, server=Server(setup, private[SERVER], directory))
@@ -119,8 +128,8 @@ def summed(total, x, ring, survivors):
     np.testing.assert_array_equal(total, wanted)
 
 
-def small(n=6, k=4, t=3, bits=16, d=4, **more):
-    return Setup(n, d, Ring(bits), t, k, session=bytes(range(16)), **more)
+def small(n=6, k=4, t=3, bits=16, d=4, session=bytes(range(16)), **more):
+    return Setup(n, d, Ring(bits), t, k, session=session, **more)
 
 
 def six(stop=0, drop={}, **more):
@@ -643,14 +652,16 @@ def again(p):
     p.server.receive(0, data)
 
 
+ELSEWHERE = small(session=b"another session!")
+
+
 def other_session(p):
-    other = gathered(Setup(6, 4, Ring(16), 3, 4, session=b"another session!"))
-    other.server.receive(0, p.clients[0].start())
+    gathered(ELSEWHERE).server.receive(0, p.clients[0].start())
 
 
 def rerouted(p):
     "Said in another session, with this one's name written over it."
-    other = gathered(Setup(6, 4, Ring(16), 3, 4, session=b"another session!"))
+    other = gathered(ELSEWHERE)
     said = read(other.clients[0].start()).payload[HEAD.size :]
     said = HEAD.pack(p.setup.session, 0, 0, SERVER) + said
     p.server.receive(0, reframe(p.clients[0].start(), payload=said))
@@ -1164,35 +1175,27 @@ def test_a_key_that_the_shares_do_not_give_back_names_its_owner():
 
 def both(call):
     "What two threads get that call at once: results, kinds of errors."
-    results, errors, gate = [], [], threading.Barrier(2)
+    gate = threading.Barrier(2)
 
-    def go():
+    def go(_):
         gate.wait()
         try:
-            results.append(call())
+            return call()
         except SecAggError as error:
-            errors.append(type(error))
+            return error
 
-    threads = [threading.Thread(target=go) for _ in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    return results, errors
+    with ThreadPoolExecutor(2) as pool:
+        said = [*pool.map(go, "ab")]
+    results = [x for x in said if not isinstance(x, SecAggError)]
+    return results, [type(x) for x in said if isinstance(x, SecAggError)]
 
 
-@pytest.fixture
-def hurried():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_a_state_is_entered_once_under_threads(hurried):
+def test_a_state_is_entered_once_under_threads(request):
     """Two threads bring the same mail, at every round and to both sides: one is
     answered, the other gets the typed error.
     """
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
     for _ in range(4):
         p = six()
         for step in range(6):
@@ -1219,20 +1222,29 @@ ALIVE = {  # round -> secrets that a client still has after it
 SECRETS = set().union(*LAST_USE.values())
 
 
-def left(c):
+def alive(c):
     return {name for name in SECRETS if getattr(c, name, None) is not None}
+
+
+def left(c):
+    "Its secrets by name, each as a list of what it is made of."
+    found = {}
+    for name in alive(c) - {"draw", "vector"}:
+        secret = getattr(c, name)
+        parts = secret.values() if isinstance(secret, dict) else [secret]
+        parts = (x if isinstance(x, tuple) else (x,) for x in parts)
+        found[name] = [*itertools.chain(*parts)]
+    return found
 
 
 def test_secrets_are_erased_with_their_last_use_or_when_a_session_is_closed():
     p = six()
     c, seen = p.clients[0], {}
     for step in range(6):
-        seen |= {name: getattr(c, name) for name in left(c) - {"draw", "vector"}}
+        seen |= left(c)
         play(p, step + 1)
-        assert left(c) == ALIVE[step]
-    flat = [seen["box"], seen["pair"], seen["own"]]
-    flat += [*seen["share_keys"].values(), *seen["agreed"].values()]
-    flat += itertools.chain(*seen["held"].values())
+        assert alive(c) == ALIVE[step]
+    flat = [*itertools.chain(*seen.values())]
     assert len(flat) == 3 + 4 + 4 + 8 and {*map(type, flat)} == {bytearray}
     assert not any(map(any, flat)), "overwritten, not only let go"
     s = p.server
@@ -1240,7 +1252,7 @@ def test_secrets_are_erased_with_their_last_use_or_when_a_session_is_closed():
     p = six(MASKED)
     own = p.clients[0].own
     p.clients[0].close()
-    assert not any(own) and not left(p.clients[0])
+    assert not any(own) and not alive(p.clients[0])
     with refused(Replay, SERVER, UNMASK, "no message is expected now"):
         p.clients[0].receive(p.mail[0])
 
@@ -1257,6 +1269,167 @@ def test_secrets_are_fresh_unless_seeded():
     assert not p & q and len(p) == 3
     assert sessions.identities(3)[1] != sessions.identities(3)[1]
     assert len(set(sessions.identities(3, 1)[1].values())) == 4
+
+
+# ---- put away before every step and taken back
+
+
+def resumed(p, who, data, setup=None, **how):
+    known = setup or p.setup, p.private[who], p.directory, data
+    if who == SERVER:
+        return Server.resume(*known)
+    return Client.resume(*known, **(how or dict(seed=0)))
+
+
+def away(p, party):
+    "The same party after a night in a drawer."
+    return resumed(p, party.me, party.state())
+
+
+def played(between, drop={}):
+    "All messages of a session, both ways, and its parties at the end."
+    p, said = six(), []
+    for step in range(6):
+        p.server, p.clients = between(p, p.server), [between(p, c) for c in p.clients]
+        play(p, step + 1, drop, lambda *about: said.append(about) or about[-1])
+    p.server = between(p, p.server)
+    return said, p
+
+
+@settings(drawn, max_examples=20)
+@given(st.dictionaries(st.integers(0, 5), STEP, max_size=1))
+def test_put_away_before_every_step_equals_never_put_away(drop):
+    (said, p), (again, q) = (played(f, drop) for f in (lambda p, c: c, away))
+    assert said == again and p.server.survivors == q.server.survivors
+    np.testing.assert_array_equal(p.server.result, q.server.result)
+    np.testing.assert_array_equal(p.server.traffic, q.server.traffic)
+
+
+def test_who_lied_is_remembered():
+    p = six()
+    p.server.blamed = {2: BadShare("it lied: drop it", 2, SHARE)}
+    error = away(p, p.server).blamed[2]
+    assert type(error) is BadShare and (error.client, error.round) == (2, "share")
+    assert str(error) == "round 'share', client 2: it lied: drop it"
+
+
+def test_what_was_put_away_says_nothing_more():
+    p = six()
+    c, box = p.clients[0], p.clients[0].box
+    first = c.state()
+    assert not any(box) and c.box is None
+    p.server.state()
+    for call in (c.start, p.server.advance):
+        with pytest.raises(Replay):
+            call()
+    assert resumed(p, 0, first).start()
+
+
+def test_erased_secrets_are_in_no_later_state():
+    "Each secret of a client, as bytes, is absent from the states after its last use."
+    secrets, seen = {}, []
+
+    def look(p, party):
+        if party is not p.clients[0]:
+            return party
+        secrets.update({name: [*map(bytes, x)] for name, x in left(party).items()})
+        seen.append((party.step, party.state()))
+        return resumed(p, 0, seen[-1][1])
+
+    played(look)
+    assert secrets.keys() == SECRETS - {"draw", "vector"}
+    for last, names in LAST_USE.items():
+        for value in itertools.chain(*(secrets.get(name, ()) for name in names)):
+            held = [step for step, data in seen if value in data]
+            assert held and max(held) <= last
+
+
+def test_a_state_that_comes_back_answers_no_round_twice(tmp_path):
+    """A copy of each state is brought back after its reply, in this process and by a
+    counter of another; nothing is said, and an unacceptable message costs nothing.
+    """
+    p = six()
+    p.clients[0].counter = Counter(tmp_path)
+    for step in range(6):
+        copy, mail = p.clients[0].state(), p.mail[0]
+        p.clients[0] = resumed(p, 0, copy, counter=Counter(tmp_path))
+        if step:
+            with pytest.raises(SecAggError):
+                p.clients[0].receive(mail[:-1])
+        assert not play(p, step + 1)
+        back = resumed(p, 0, copy, counter=Counter(tmp_path))
+        with pytest.raises(Replay, match="answered this step before: drop"):
+            back.receive(mail) if step else back.start()
+    exact(p, range(6))
+    assert Counter(tmp_path).reached(p.setup.session, 0) == 5
+    assert all(mark.stat().st_mode & 0o777 == 0o600 for mark in tmp_path.iterdir())
+
+
+def test_a_counter_never_falls_and_one_of_two_processes_passes(tmp_path, monkeypatch):
+    session = bytes(range(16))
+    one, two = (Counter(tmp_path / "keys") for _ in range(2))
+    one.rise(session, 3, 2)
+    two.rise(session, 4, 0)
+    two.rise(bytes(16), 3, 0)
+    for step in (0, 1, 2):
+        with pytest.raises(Replay, match="client 3"):
+            two.rise(session, 3, step)
+    monkeypatch.setattr(Counter, "reached", lambda *_: -1)  # both at once
+    with pytest.raises(Replay):
+        two.rise(session, 3, 2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written .*: free some space"):
+        Counter(tmp_path / "file").rise(bytes(16), 0, 0)
+
+
+def test_a_state_of_somebody_else_is_refused(monkeypatch):
+    p = six()
+    data, its = p.clients[0].state(), p.server.state()
+    for who, stored, setup, says in (
+        *((0, flip(data, at), None, "is damaged") for at in (0, 31, 32, 60)),
+        (SERVER, data, None, "belongs to client 0; the server must use"),
+        (0, its, None, "belongs to the server; a client must use"),
+        (0, data, ELSEWHERE, "written with a different session"),
+        (0, data, small(bits=17), "written with different public parameters"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            resumed(p, who, stored, setup)
+    with pytest.raises(ValueError, match="counter is missing.*: pass client.Counter"):
+        resumed(p, 0, data, seed=None)
+    monkeypatch.setattr(parties, "VERSION", 3)
+    with pytest.raises(ValueError, match="of version 2; this code reads 3"):
+        resumed(p, 0, data)
+
+
+FIELDS = dict.fromkeys(stored_form(Server).__struct_fields__)
+ODD = [{"total": total} for total in (7, ["<u4", [3], b"AA"], ["zz", [1], b""])]
+ODD += [{"blamed": {1: ["Nothing", "text", 1, 1]}}, {"blamed": {1: "text"}}]
+ODD += [{"seen": {b"key": "x"}}, {"refused": [[1]]}, {"step": -1}, {"odd": 1}]
+WRONG = [{}, {"step": 0}, *(FIELDS | odd for odd in ODD)]
+STORED = [(2, SERVER, small().session, small().digest, fields) for fields in WRONG]
+HOSTILE = [b"", b"\x93", b"\x91" * 10**5, b"not msgpack"]
+HOSTILE += map(msgspec.msgpack.encode, [(2, 0), *STORED])
+
+
+@tabled("body", HOSTILE, ids=lambda body: repr(body)[-30:])
+def test_whatever_stands_in_a_state_is_refused_in_a_sentence(body):
+    "Its hash is no signature: whoever can write the file can write another."
+    data = hashlib.sha256(body).digest() + body
+    with pytest.raises(ValueError, match="the state cannot be read .*: use the copy"):
+        resumed(six(), SERVER, data)
+
+
+def test_every_field_a_party_can_have_is_kept_or_made_anew():
+    "A field that is forgotten would lose the session."
+    made = {"setup", "me", "identity", "directory", "draw", "neighbours", "lock"}
+    made |= {"inbox", "graph", "counter"}
+
+    def look(p, party):
+        kept = stored_form(type(party)).__struct_fields__
+        assert set(vars(party)) <= {*kept} | made
+        return party
+
+    assert played(look)[1].server.step == len(ROUNDS)
 
 
 # ---- rulings and the committee
