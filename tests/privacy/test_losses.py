@@ -5,8 +5,8 @@ quadrature, from both sides; dp_accounting's own ends; refusals.
 import inspect
 import math
 from fractions import Fraction
+from functools import partial, reduce
 from itertools import combinations, product
-from math import comb, log
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from dpcomm.privacy import accounting, audit, composition, losses, pairs
 from dpcomm.privacy.accounting import gaussian_delta, gaussian_guarantee, rdp_gaussian
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
 from dpcomm.privacy.guarantee import PROVED
+from dpcomm.privacy.hypothesis_tests import multinomial_laws, profile_of_pmfs
 from dpcomm.privacy.losses import compose, gaussian_losses, laplace_losses, pure_losses
 
 ours = settings(max_examples=40, deadline=None, derandomize=True)
@@ -36,33 +37,6 @@ def ends(releases, delta):
     return found.low, found.eps
 
 
-def summed(laws):
-    "Law of a sum of independent whole losses, and the exact delta at whole eps."
-    total = {0: Fraction(1)}
-    for law in laws:
-        found = {}
-        for k, p in total.items():
-            for loss, mass in law.items():
-                found[k + loss] = found.get(k + loss, 0) + p * mass
-        total = found
-    return total
-
-
-def delta_at(law, odds, j):
-    return sum(
-        (m * (1 - odds ** (j - k)) for k, m in law.items() if k > j), Fraction(0)
-    )
-
-
-def response(odds, k, rounds=1):
-    "Law of the loss of `rounds` responses at eps = k log odds, in units of log odds."
-    p = odds**k / (1 + odds**k)
-    return {
-        k * (2 * i - rounds): comb(rounds, i) * p**i * (1 - p) ** (rounds - i)
-        for i in range(rounds + 1)
-    }
-
-
 @tabled(
     "counts, j",
     [
@@ -73,11 +47,17 @@ def response(odds, k, rounds=1):
     ],
 )
 def test_randomised_response_in_fractions_lies_between_the_ends(counts, j):
-    odds = Fraction(3, 2)
-    law = summed(response(odds, k, rounds) for k, rounds in counts.items())
-    delta = float(delta_at(law, odds, j))
-    unit = log(odds)
-    low, high = ends([(pure_losses(k * unit), n) for k, n in counts.items()], delta)
+    "counts: how often eps is so many units; delta is exact at j units."
+    odds, law = Fraction(3, 2), np.array([Fraction(1)])  # of losses -top..top, in units
+    for k, rounds in counts.items():
+        p = odds**k / (1 + odds**k)
+        once = np.array([1 - p, *[Fraction(0)] * (2 * k - 1), p])
+        law = reduce(np.convolve, [once] * rounds, law)
+    top = len(law) // 2
+    delta = sum(law[top + i] * (1 - odds ** (j - i)) for i in range(j + 1, top + 1))
+    unit = math.log(odds)
+    responses = [(pure_losses(k * unit), rounds) for k, rounds in counts.items()]
+    low, high = ends(responses, float(delta))
     assert low - 1e-12 <= j * unit <= high + 1e-12
     assert high - low <= 1e-5 + 1e-4 * high
 
@@ -114,8 +94,19 @@ def outcomes(pair):
     return (-y, null) if isinstance(pair, pairs._Swapped) else (y, mix)
 
 
-def curve(y, p, eps):
-    return np.array([(p * -np.expm1(np.minimum(e - y, 0))).sum() for e in eps])
+def enclosed(pair, y, eps, room):
+    "Masses of both roundings to a grid, whose curves enclose the pair's."
+    above, null, *_ = pair.tails(eps)
+    exact = np.exp(above) - np.exp(eps + null)
+    up, infinite = composition._rounded_up(pair, y)
+    down = composition._rounded_down(pair, y)
+    upper, lower = (
+        np.array([(p * -np.expm1(np.minimum(e - y, 0))).sum() for e in eps])
+        for p in (up, down)
+    )
+    assert (up >= 0).all() and (down >= 0).all()
+    assert (lower <= exact + room).all() and (exact <= infinite + upper + room).all()
+    return up, down
 
 
 @ours
@@ -126,13 +117,7 @@ def test_rounding_up_and_down_enclose_the_curve_at_every_eps(mu, q, step, which)
     pair = pairs_of(mu, q)[which]
     y = step * np.arange(-200, 201)
     eps = np.concatenate([np.linspace(-3, 3, 41), y[150:250:7]])
-    above, null, *_ = pair.tails(eps)
-    exact = np.exp(above) - np.exp(eps + null)
-    mass, infinite = composition._rounded_up(pair, y)
-    assert (mass >= 0).all()
-    assert (infinite + curve(y, mass, eps) >= exact - 1e-13).all()
-    mass = composition._rounded_down(pair, y)
-    assert (mass >= 0).all() and (curve(y, mass, eps) <= exact + 1e-13).all()
+    enclosed(pair, y, eps, 1e-13)
 
 
 @tabled("mu, part", [(0.5, 3), (1.25, 3), (1.25, 10), (2.0, 8)])
@@ -145,12 +130,7 @@ def test_a_rare_clients_bulk_keeps_its_mean_on_a_coarse_grid(mu, part):
         step /= math.ceil(step * part / q)
         y = step * composition._points(step, -0.02, 0.02)
         eps = np.concatenate([y[::97], np.linspace(-2 * q, 2 * q, 41)])
-        above, null, *_ = pair.tails(eps)
-        delta = np.exp(above) - np.exp(eps + null)
-        down = composition._rounded_down(pair, y)
-        up, infinite = composition._rounded_up(pair, y)
-        assert (curve(y, down, eps) <= delta + 1e-15).all()
-        assert (infinite + curve(y, up, eps) >= delta - 1e-15).all()
+        up, down = enclosed(pair, y, eps, 1e-15)
         small = abs(y) < 0.01
         assert abs(up[small] @ y[small] - down[small] @ y[small]) < 0.1 * exact
 
@@ -169,6 +149,18 @@ def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
         assert low - 1e-5 <= eps <= high + 1e-5 and high - low < 1e-3 * high
 
 
+def their_ends(parts, delta):
+    "dp_accounting's: of makers of a distribution, each with its rounds."
+    totals = [
+        reduce(
+            lambda one, other: one.compose(other),
+            (make(pessimistic_estimate=side).self_compose(n) for make, n in parts),
+        )
+        for side in (False, True)
+    ]
+    return [total.get_epsilon_for_delta(delta) for total in totals]
+
+
 @tabled(
     "parts, delta",
     [
@@ -178,15 +170,12 @@ def test_two_releases_by_quadrature_lie_between_the_ends(first, second):
     ],
 )
 def test_ends_agree_with_those_of_dp_accounting(parts, delta):
-    step = dict(value_discretization_interval=2e-4)
-    found = []
-    for pessimistic in (False, True):
-        total = theirs.identity(2e-4, pessimistic_estimate=pessimistic)
-        for sigma, q, rounds in parts:
-            how = dict(sampling_prob=q, pessimistic_estimate=pessimistic, **step)
-            one = theirs.from_gaussian_mechanism(sigma, **how)
-            total = total.compose(one.self_compose(rounds))
-        found.append(total.get_epsilon_for_delta(delta))
+    about = dict(value_discretization_interval=2e-4)
+    made = [
+        (partial(theirs.from_gaussian_mechanism, s, sampling_prob=q, **about), n)
+        for s, q, n in parts
+    ]
+    found = their_ends(made, delta)
     list_ = [(gaussian_losses(s, q, **POISSON), n) for s, q, n in parts]
     low, high = ends(list_, delta)
     assert low <= found[1] and found[0] <= high, (low, high, found)
@@ -210,20 +199,9 @@ def test_what_a_window_leaves_outside_is_charged(part):
 
 
 def test_what_is_revealed_counts_in_full():
-    p, q, hidden = [0.6, 0.399], [0.4, 0.599], 0.999**10
-    sure = losses.listed_losses([*p, 1e-3, 0], [*q, 0, 1e-3])
-
-    def delta(eps, p, q):
-        laws = [
-            [comb(10, i) * x[0] ** i * x[1] ** (10 - i) for i in range(11)]
-            for x in (p, q)
-        ]
-        seen = sum(max(x - math.exp(eps) * y, 0) for x, y in zip(*laws))
-        return seen + 1 - hidden
-
-    exact = max(
-        brentq(lambda eps: delta(eps, *pair) - 0.02, 0, 5) for pair in ((p, q), (q, p))
-    )
+    p, q = [0.6, 0.399, 1e-3, 0], [0.4, 0.599, 0, 1e-3]
+    sure, laws = losses.listed_losses(p, q), multinomial_laws(p, q, 10)
+    exact = brentq(lambda eps: profile_of_pmfs(*laws, eps) - 0.02, 0, 5)
     low, high = ends([(sure, 10)], 0.02)
     assert low <= exact <= high and high - low < 1e-3
     with pytest.raises(ValueError, match="revealed too often: raise delta"):
@@ -327,20 +305,17 @@ SIGMA, OTHERS, SEATS, RATE = 1.2, 3, 2, 0.3
 
 def cohorts(n, sampling):
     "Every cohort of n clients, as a tuple of seats, with its probability."
-    if sampling == "none":
-        return {tuple(range(n)): 1.0}
     if sampling == "poisson":
-        sides = product((0, 1), repeat=n)
-        some = {tuple(np.flatnonzero(side).tolist()): side for side in sides}
         return {
-            who: math.prod(RATE if x else 1 - RATE for x in side)
-            for who, side in some.items()
+            who: RATE**size * (1 - RATE) ** (n - size)
+            for size in range(n + 1)
+            for who in combinations(range(n), size)
         }
-    found = (
-        list(combinations(range(n), SEATS))
-        if sampling == "fixed"
-        else list(product(range(n), repeat=SEATS))
-    )
+    found = dict(
+        none=[tuple(range(n))],
+        fixed=[*combinations(range(n), SEATS)],
+        replacement=[*product(range(n), repeat=SEATS)],
+    )[sampling]
     return dict.fromkeys(found, 1 / len(found))
 
 
@@ -396,12 +371,9 @@ def test_every_covered_combination_by_listing_all_cohorts(trust, sampling, relat
     for others in WORLDS:
         for data in neighbours(relation, others):
             p, other = (released(values, sampling, seen) for values in data)
-            for a, b in ((p, other), (other, p)):
-                exact = np.array(
-                    [np.maximum(a - math.exp(e) * b, 0).sum() for e in eps]
-                )
-                assert (exact <= bound * (1 + 2e-5)).all(), "beyond quadrature"
-                best = np.maximum(best, exact / bound)
+            exact = profile_of_pmfs(p, other, eps)
+            assert (exact <= bound * (1 + 2e-5)).all(), "beyond quadrature"
+            best = np.maximum(best, exact / bound)
     like = "replace" if relation == "local" else relation
     whole = seen or sampling == "none"
     reached = 1 - 2e-5 if whole else REACHED.get((sampling, like), 1 - 2e-5)
@@ -590,25 +562,19 @@ def hold_the_pair_of_a_swap(mu=0.8, q=0.1):
     found = p - np.exp(eps) * null
 
     def curve(*worlds):
-        one, other = (world(*at) for at in worlds)
-        return np.array([np.maximum(one - math.exp(e) * other, 0).sum() for e in eps])
+        return profile_of_pmfs(*(world(*at) for at in worlds), eps)
 
     assert np.allclose(found, curve((mu,), (-mu,)), rtol=1e-3, atol=1e-9)
     for angle, size in product((0.5, 2.0, 3.0), (0.5, 1.0)):
         other = size * mu * math.cos(angle), size * mu * math.sin(angle)
-        for pair in (((mu,), other), (other, (mu,))):
-            assert (curve(*pair) <= found * (1 + 1e-6)).all()
+        assert (curve((mu,), other) <= found * (1 + 1e-6)).all()
 
 
 def hold_laplace():
     "One and twenty releases, against dp_accounting from both sides."
     for scale, rounds, delta in ((1.0, 1, 1e-2), (0.5, 1, 0.3), (2.0, 20, 1e-4)):
-        total = [
-            theirs.from_laplace_mechanism(scale, pessimistic_estimate=side)
-            .self_compose(rounds)
-            .get_epsilon_for_delta(delta)
-            for side in (False, True)
-        ]
+        made = partial(theirs.from_laplace_mechanism, scale)
+        total = their_ends([(made, rounds)], delta)
         low, high = ends([(laplace_losses(scale), rounds)], delta)
         assert low <= total[1] + 1e-6 and total[0] - 1e-6 <= high
         assert high <= 1.002 * total[1] + 1e-4
@@ -653,10 +619,10 @@ def test_laplace_noise_and_many_symbols_lose_less_than_their_epsilon():
     pure = ends([(pure_losses(1.0), 20)], 1e-5)
     assert ends([(laplace_losses(1.0), 20)], 1e-5)[1] < 0.96 * pure[0]
     low, high = ends([(pure_losses(1.0, 3), 2)], 0.1)
-    a = math.e
-    p, q = (np.outer(x, x).ravel() / (a + 2) ** 2 for x in ([a, 1, 1], [1, a, 1]))
-    needs = lambda eps: np.maximum(p - math.exp(eps) * q, 0).sum() - 0.1  # noqa: E731
-    assert low <= brentq(needs, 0, 2) <= high < low + 1e-4
+    p, q = (np.array(x) / (math.e + 2) for x in ([math.e, 1, 1], [1, math.e, 1]))
+    laws = multinomial_laws(p, q, 2)
+    exact = brentq(lambda eps: profile_of_pmfs(*laws, eps) - 0.1, 0, 2)
+    assert low <= exact <= high < low + 1e-4
     two = ends([(laplace_losses(0.5), 1)], 0.2)
     assert two[0] <= brentq(lambda e: 1 - math.exp((e - 2) / 2) - 0.2, 0, 2) <= two[1]
 
