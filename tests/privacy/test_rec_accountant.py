@@ -434,7 +434,7 @@ def test_losses_of_two_updates_are_those_of_their_groups(c, relation):
         assert alone < 0.6 * compose([(slot, 3)], 1e-3).eps
 
 
-def hold_opposite_updates():
+def test_no_two_updates_lose_more_than_opposite_ones():
     "The pair's curve over that of two and three candidates, and opposite updates' over others'."
     rec_pairs._opposite_curve.cache_clear()
     rec_pairs._opposite_tails.cache_clear()
@@ -462,10 +462,6 @@ def hold_opposite_updates():
             assert (curve(u, v) <= exact).all()
 
 
-def test_no_two_updates_lose_more_than_opposite_ones():
-    hold_opposite_updates()
-
-
 @tabled(
     "name, old, new",
     [
@@ -484,7 +480,7 @@ def test_a_wrong_constant_of_opposite_updates_is_noticed(name, old, new, monkeyp
     if name == "_opposite_tails":
         monkeypatch.setattr(space[name], "cache_clear", lambda: None, raising=False)
     with pytest.raises(AssertionError):
-        hold_opposite_updates()
+        test_no_two_updates_lose_more_than_opposite_ones()
     monkeypatch.undo()
     rec_pairs._opposite_curve.cache_clear()
     rec_pairs._opposite_tails.cache_clear()

@@ -113,12 +113,8 @@ def exact(p, survivors=None):
     "The server's result is the sum of these clients' vectors, or of its survivors'."
     survivors = p.server.survivors if survivors is None else survivors
     assert sorted(p.server.survivors) == sorted(survivors)
-    summed(p.server.result, p.x, p.setup.ring, survivors)
-
-
-def summed(total, x, ring, survivors):
-    wanted = ring.sum(np.asarray(x)[sorted(survivors)])
-    np.testing.assert_array_equal(total, wanted)
+    wanted = p.setup.ring.sum(np.asarray(p.x)[sorted(survivors)])
+    np.testing.assert_array_equal(p.server.result, wanted)
 
 
 def small(n=6, k=4, t=3, bits=16, d=4, session=bytes(range(16)), **more):
@@ -129,10 +125,6 @@ def six(stop=0, drop={}, **more):
     p = gathered(small(**more))
     play(p, stop, drop)
     return p
-
-
-def eight():
-    return gathered(small(n=8, k=6, t=4))
 
 
 def from_client(p, step, client, body):
@@ -452,7 +444,7 @@ def test_the_sum_is_exact_under_any_dropouts(data, n, bits, d):
     else:
         assert expected in (out.survivors, "unknown")
         assert set(out.survivors) <= {i for i in range(n) if drop.get(i, 6) > MASKED}
-        summed(out.total, x, ring, out.survivors)
+        assert (out.total == ring.sum(x[[*out.survivors]])).all()
         assert out.total.dtype == np.int64
 
 
@@ -513,15 +505,14 @@ def test_nothing_is_unmasked_below_the_threshold():
 # ---- corruption
 
 
-def repaired(bad):
+def repaired(data, at, by, seen):
+    bad = flip(data[:-4], at, by)
     return bad + struct.pack("<I", zlib.crc32(bad))
 
 
 KINDS = {
     "flip": lambda data, at, by, seen: flip(data, at, by),
-    "flip, checksum repaired": lambda data, at, by, seen: repaired(
-        flip(data[:-4], at, by)
-    ),
+    "flip, checksum repaired": repaired,
     "cut": lambda data, at, by, seen: data[: at % len(data)],
     "grown": lambda data, at, by, seen: data + bytes([by]) * (1 + at % 9),
     "another message": lambda data, at, by, seen: seen[at % len(seen)],
@@ -759,13 +750,12 @@ def test_who_left_stays_away_and_what_is_over_is_over():
     with refused(Inconsistent, SERVER, MASKED, "do not agree"):
         down(p, c.me, MASKED, lists(p, range(6), ()))  # its masks would not cancel
     play(p)
-    for act, named in (
-        (lambda: p.server.receive(0, b""), 0),
-        (lambda: p.server.advance(), SERVER),
-        (lambda: p.clients[0].receive(b""), SERVER),
-    ):
-        with refused(Replay, named, UNMASK, "over|no message is expected now"):
-            act()
+    with refused(Replay, 0, UNMASK, "over"):
+        p.server.receive(0, b"")
+    with refused(Replay, SERVER, UNMASK, "over"):
+        p.server.advance()
+    with refused(Replay, SERVER, UNMASK, "no message is expected now"):
+        p.clients[0].receive(b"")
 
 
 def test_the_second_mail_is_held_against_the_first():
@@ -818,7 +808,7 @@ def test_a_key_of_small_order_is_refused(name, where):
     def with_key(keys):
         return keys[:where] + key + keys[where + 32 :]
 
-    p = eight()
+    p = six(n=8, k=6, t=4)
     errors = play(p, tamper=lying(p, {(1, ADVERTISE): with_key}))
     assert [(type(e), e.client, "not valid" in str(e)) for e in errors] == [
         (BadKey, 1, True)
@@ -837,8 +827,8 @@ def test_a_key_of_small_order_is_refused(name, where):
         (None, "object"),
         (np.full(4, -1), "outside the ring, 0..65535"),
         (np.full(4, 2**16), "outside the ring"),
-        (np.full(4, 11), "larger than the declared 10"),
-        (np.full(4, 2**16 - 11), "larger than the declared 10"),
+        (np.full(4, 11), "^(?!.*11).*larger than the declared 10"),
+        (np.full(4, 2**16 - 11), "^(?!.*11).*larger than the declared 10"),
     ],
     ids=str,
 )
@@ -846,9 +836,7 @@ def test_vectors_beyond_the_declared_range_stay_home_and_are_not_told(vector, ma
     p = gathered(small(largest=10), x=np.full((6, 4), 2**16 - 10))
     p.clients[1].vector = vector
     play(p, MASKED)
-    with refused(
-        OutOfRange, 1, MASKED, f"^(?!.*11).*{match}" if "10" in match else match
-    ):
+    with refused(OutOfRange, 1, MASKED, match):
         p.clients[1].receive(p.mail[1])
     p.clients[1].vector = np.full(4, 10)
     assert not play(p)
@@ -935,7 +923,7 @@ def test_a_lie_is_borne_or_blamed(lie, many, drop, disputed, blamed, named, out)
     """Up to k - t garbage shares or false complaints blame nobody: holder and owner go
     on, and the owner may still leave: its key is rebuilt without those who slander it.
     """
-    p = eight()
+    p = six(n=8, k=6, t=4)
     near = p.clients[3].neighbours
     errors = play(p, drop=drop, tamper=lying(p, lie(p, near, many)))
     assert [(type(e), e.client) for e in errors] == [(BadShare, i) for i in named]
@@ -949,11 +937,11 @@ def test_a_lie_is_borne_or_blamed(lie, many, drop, disputed, blamed, named, out)
 
 @tabled("liar", range(4))
 def test_a_wrong_revealed_share_names_its_holder_and_the_sum_opens(liar):
-    p = eight()
+    p = six(n=8, k=6, t=4)
     gone = {(liar + 1) % 8: MASKED} if liar % 2 else {}
     play(p, UNMASK, drop=gone)
-    true = body_of(p.clients[liar].receive(p.mail.pop(liar)))
-    shares = protocol.unpack_records(true, ELEMENT_SIZE, range(8), 0, 0)
+    true = p.clients[liar].receive(p.mail.pop(liar))
+    shares = records_of(true, ELEMENT_SIZE)
     first, second = [*shares][:2]
     beyond = int.from_bytes(shares[first], "little") + PRIME
     says = f"of client {first} is not the one that it accepted"
@@ -967,7 +955,7 @@ def test_a_wrong_revealed_share_names_its_holder_and_the_sum_opens(liar):
         with refused(BadShare, liar, UNMASK, says):
             up(p, liar, UNMASK, pack_records(lie))
     if liar == 0:  # may still say the right thing
-        up(p, liar, UNMASK, true)
+        p.server.receive(liar, true)
     assert not play(p)
     exact(p, set(range(8)) - gone.keys())
 
@@ -1056,14 +1044,10 @@ def test_honest_shares_pass_and_give_both_secrets_back():
             due, share = d.hashes[j] + masking.pack_elements((*values, e)), d.shares[j]
             blinds = {(v - e * f) % PRIME for v, f in zip(values, share)}
             assert len(blinds) == 2, "one tells how the two secrets differ"
-            for as_kind, value, fits in (
-                (kind, share[kind], True),
-                (kind, share[kind] ^ 1, False),
-                (1 - kind, share[kind], False),
-                (kind, share[kind] + PRIME, False),
-            ):
-                about = setup, 0, j, as_kind, value, due
-                assert protocol.matches_commitment(*about) == fits
+            fits = partial(protocol.matches_commitment, setup, 0, j, due=due)
+            wrong = share[kind] ^ 1, share[kind] + PRIME
+            assert fits(kind, share[kind]) and not fits(1 - kind, share[kind])
+            assert not any(fits(kind, value) for value in wrong)
     commit = protocol.share_commitment
     places = itertools.product((1, 2), (0, 1))
     assert len({commit(setup, 0, j, kind, 5, 6) for j, kind in places}) == 4
@@ -1128,7 +1112,7 @@ def test_the_proof_can_be_made_without_the_secrets(monkeypatch):
 
 def test_a_key_that_the_shares_do_not_give_back_names_its_owner():
     "What the proof excludes is still noticed at the end."
-    p = eight()
+    p = six(n=8, k=6, t=4)
     play(p, UNMASK, drop={2: MASKED})
     for wrong in (5, 0):
         with refused(BadShare, 2, SHARE, "reconstruct another key"):
