@@ -171,7 +171,7 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
     arrays = _arrays(name, root, download)
     if name == "mnist-by-writer":
         writers = _writers(root)
-    data = Dataset(name, *arrays, writers)
+    data = Dataset(name, *arrays, writers=writers)
     if name in SETS and data.content_hash != SETS[name][2]:
         raise ValueError(
             f"{name} has {len(data.y)} training images and the hash"
@@ -560,7 +560,8 @@ def femnist(root=None, whole: bool = True) -> Federation:
         )
     writers = np.repeat(np.arange(n), sizes[0])
     rule = "femnist (tff), a client a user"
-    return Federation(Dataset("femnist", *arrays, writers), by_writer(writers), rule)
+    data = Dataset("femnist", *arrays, writers=writers)
+    return Federation(data, by_writer(writers), rule)
 
 # %% ../../nbs/datasets/images.ipynb #b723bbab
 EMNIST = {  # split -> classes, training and test images

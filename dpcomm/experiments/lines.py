@@ -175,10 +175,17 @@ def train(line: Line, seed: int, **how) -> dict | None:
     return line.after(outcome, task, done) if outcome and line.after else outcome
 
 
-def from_training(task, done, cells: dict, /, guarantee=None, as_run=None, **config):
+def from_training(
+    task, done, cells: dict, /, guarantee=None, as_run=None, **config
+) -> dict | None:
     """What a record holds of a federated run; None where rounds are left.
 
+    task: federated.Task.
+    done: federated.Run of it.
     cells: key of a cell -> name of a score of the last round, or 'traffic'.
+    guarantee: rounds -> Guarantee; None: no privacy is claimed.
+    as_run: rounds -> {relation: Guarantee} where `guarantee` says less.
+    config: further settings: model, task, ...
     """
     if not done.finished:
         return None

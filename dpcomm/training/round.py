@@ -160,7 +160,8 @@ class Sums:
 
     def __call__(self, updates, visits):
         "The sum, float64, of updates (n, d) of a slice of the visits; its count last."
-        moving, below = self.moving, self.moving and self.moving.below(updates)
+        moving = self.moving
+        below = moving.below(updates) if moving else updates
         if self.share is not None:
             share = torch.from_numpy(self.share[visits]).to(updates)
             updates = self.mechanism.clip(updates) * share[:, None]

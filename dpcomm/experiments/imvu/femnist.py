@@ -117,8 +117,9 @@ def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
     done = example_level.simulate(task, **how)
     delta = paper_tables.hyper("imvu", "delta").value
     promise = example_level.guarantee(task.mechanism, about["most"], delta)
-    filled = {line.fills[0]: "accuracy"}, lambda rounds: promise
-    if (outcome := from_training(task, done, *filled, **about)) is None:
+    cells = {line.fills[0]: "accuracy"}
+    outcome = from_training(task, done, cells, lambda rounds: promise, **about)
+    if outcome is None:
         return None
     history = [h | {"eps": promise.eps} for h in outcome["history"]]
     more = dict(final=history[-1], history=history)
