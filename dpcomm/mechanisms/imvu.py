@@ -17,7 +17,13 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 
-from ..core.checks import check_between, check_kind, check_reals, shown
+from dpcomm.core.checks import (
+    check_between,
+    check_choice,
+    check_kind,
+    check_reals,
+    shown,
+)
 from ..core.random import below, row_streams
 from ..core.vectors import check_finite
 from .contract import Coded, LocalRenyi, register
@@ -108,7 +114,8 @@ def rdp_exact(
     kappa: eps * beta. d: dimension; None: the limit, which no dimension exceeds.
     Returns nats at each order: that of the even vector.
     """
-    a, swap = check_reals("orders", orders, "(1, 1e15]"), relation == "replace"
+    a = check_reals("orders", orders, "(1, 1e15]")
+    swap = check_choice("relation", relation, RELATIONS) == "replace"
     limit = a * kappa**2 / (2 if swap else 8)
     if d is None:
         return limit
