@@ -228,16 +228,16 @@ def _draws(loader):
         return False
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     passes = [tree_leaves([*islice(order, len(loader))]) for _ in range(2)]
-    data, few = loader.dataset, passes[0][:2]
+    alone, collate = loader.batch_sampler is None, loader.collate_fn
 
-    def read():
-        alone = loader.batch_sampler is None
-        return loader.collate_fn(data[few[0]] if alone else [data[i] for i in few])
+    def read(rows):
+        return [*map(collate, rows)] if alone else collate(rows)
 
-    first, *again = (read() for _ in range(4))
+    once, again = ([loader.dataset[i] for i in passes[0][:16]] for _ in range(2))
+    first, *others = map(read, (again, *[once] * 15))
     try:
-        for example in again:
-            assert_close(example, first, rtol=0, atol=0, equal_nan=True)
+        for other in others:
+            assert_close(other, first, rtol=0, atol=0, equal_nan=True)
     except AssertionError:
         return True
     one, two = (Counter(map(str, indices)) for indices in passes)

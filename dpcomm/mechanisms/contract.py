@@ -98,7 +98,8 @@ class Checked(Named):
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def __init_subclass__(cls):
+    def __init_subclass__(cls, **how):
+        super().__init_subclass__(**how)
         parts = [vars(base).get("ranges", {}) for base in cls.__mro__]
         cls.ranges = dict(ChainMap(*parts))
 

@@ -451,6 +451,7 @@ D, X = torch.utils.data, torch.rand(4, 3)
 ROWS = D.TensorDataset(torch.rand(20, 1), torch.arange(20))
 DRAWN = {"torch": lambda: float(torch.rand(()))}
 DRAWN |= {"numpy": np.random.random, "python": random.random}
+DRAWN |= {"one in five": lambda: float(torch.rand(()) < 0.2)}
 CHANGE = {name: Jittered(draw) for name, draw in DRAWN.items()}
 CHANGE |= {f"{name}, loaded": D.DataLoader(held, 3) for name, held in CHANGE.items()}
 

@@ -244,12 +244,10 @@ def grid(scale: str) -> list:
     formula("shares", what, cells, shares, "percent")
     what, whole = "a model update in indices of eight bits", "8-bit indices"
     formula("index", what, ["index.equivalent"], lambda: [1000 * 32 / 8], whole)
-    what, each = (
-        "StackOverflow's epsilon, read otherwise",
-        ("rounds", "subsampled", "dropped"),
-    )
+    what = "StackOverflow's epsilon, read otherwise"
+    each = "rounds", "subsampled", "dropped"
     cells = [f"ours.solr.eps1.rec.eps.{reading}" for reading in each]
-    formula("readings", what, cells, lambda: readings().values(), "eps")
+    formula("readings", what, cells, lambda: [readings()[x] for x in each], "eps")
     what, at = "epsilon paid at a common accuracy", [("mnist", 6), ("mnist", 3)]
     at += [("femnist", 6), ("femnist", 3)]
     cells = [f"ours.{task}.eps{eps}.paid" for task, eps in at]
