@@ -86,7 +86,7 @@ def target(page, address):
 def broken(page, pages, site):
     "Links of a page that lead nowhere in the site."
     for address in pages[page].links:
-        if outside(address) or address in ("#", "", "dpcomm.pdf"):  # by .ci/book.py
+        if outside(address) or address in ("#", ""):
             continue
         path, fragment = target(page, address)
         if not (site / path).exists():

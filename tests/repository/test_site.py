@@ -97,15 +97,3 @@ def test_the_container_installs_what_the_readme_does():
     (given,) = re.findall(r"install -e '\.\[(.*)\]'", container["postCreateCommand"])
     assert {"run", "dev"} <= {*given.split(",")}, "what test_readme.py asks for"
     assert container["image"].endswith(":3.11"), "the oldest Python that is promised"
-
-
-def test_the_pdf_s_labels_are_its_own_and_no_link_leaves_it(tmp_path):
-    "`python .ci/book.py`, but for Quarto."
-    book = runpy.run_path(str(ROOT / ".ci" / "book.py"))
-    made = book["source"](tmp_path)
-    labels = Counter(re.findall(r'(?:\{#|id=")([\w.-]+)', made))
-    assert len(labels) > 300 and not [label for label, n in labels.items() if n > 1]
-    asked = re.findall(r'(?<=\]\()#([\w.-]+)|(?<=href=")#([\w.-]+)', made)
-    asked += re.findall(r"@((?:fig|eq)-[\w-]+)", made)
-    assert {"".join(label) for label in asked} <= {*labels}
-    assert ".ipynb)" not in made and len([*tmp_path.glob("*.png")]) > 30
