@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
@@ -275,29 +274,3 @@ def points(made) -> tuple:
         accuracy = cell_summary([r.final["accuracy"] for r in runs[key]], "percent")
         found.append(Point(*who, accuracy, config.get("predicted"), informed.get(key)))
     return tuple(found)
-
-# %% ../../nbs/experiments/frontier.ipynb #fpnt0031
-class Agreement(NamedTuple):
-    "Spearman's correlation of two orders, its 95 % interval. [Bonett & Wright 2000]"
-
-    rho: float
-    low: float
-    high: float
-    n: int  # settings that are ordered
-
-    def __str__(self):
-        text = f"{self.rho:.2f} ({self.low:.2f} to {self.high:.2f}, n = {self.n})"
-        return text.replace("-", "−")
-
-
-def agreement(made, by: str = "predicted") -> Agreement:
-    "How far smaller errors go with accuracy at one task and epsilon. [Spearman 1904]"
-    known = [p for p in made if getattr(p, by) is not None]
-    if len(known) < 4 or len({(p.task, p.eps) for p in known}) > 1:
-        raise ValueError("an order needs four points or more, of one task and epsilon")
-    errors = [-getattr(p, by) for p in known]
-    rho = float(spearmanr(errors, [p.accuracy.mean for p in known])[0])
-    half = 1.96 * np.sqrt((1 + rho**2 / 2) / (len(known) - 3))
-    middle = np.arctanh(min(max(rho, -1 + 1e-12), 1 - 1e-12))
-    low, high = (float(np.tanh(middle + side * half)) for side in (-1, 1))
-    return Agreement(rho, low, high, len(known))

@@ -12,7 +12,6 @@ from tables import tabled
 from dpcomm import registered
 from dpcomm.datasets import images
 from dpcomm.evidence import records
-from dpcomm.evidence.verdicts import cell_summary
 from dpcomm.experiments import frontier, lines
 
 SMALL = frontier.settings("smoke")["digits"]
@@ -85,36 +84,6 @@ def test_predictions_from_updates_are_of_those_who_never_train():
     assert set(final) == set(frontier.asked_of(SMALL, kinds))
     row = frontier.row_of(SMALL, "gaussian", 8)
     assert final["eps8.gaussian"] == pytest.approx(row.error, rel=1e-3)
-
-
-TOY = ("gaussian", "gaussian.local", "topk", "topk.few", "imvu", "mvu", "pm")
-
-
-def point(kind, mean, predicted, **other):
-    given = dict(task="toy", eps=8.0, trust="local", bits=1.0)
-    given |= dict(informed=predicted)
-    accuracy = cell_summary([mean - 1, mean, mean + 1], "percent")
-    given |= dict(accuracy=accuracy, predicted=predicted)
-    return frontier.Point(kind=kind, **given | other)
-
-
-@pytest.fixture
-def found():
-    made = [point(kind, 90 - 10 * i, float(i + 1)) for i, kind in enumerate(TOY)]
-    central = {"gaussian": "central", "topk": "secagg", "topk.few": "secagg"}
-    made = [p._replace(trust=central.get(p.kind, "local")) for p in made]
-    return (*made, point("none", 95, None, eps=None, trust="central", bits=32.0))
-
-
-def test_orders_agree_disagree_and_are_ranks_alone(found):
-    same = frontier.agreement(found)
-    assert isinstance(same, frontier.Agreement) and str(same).endswith("n = 7)")
-    assert same.rho == pytest.approx(1) and same.n == len(TOY)
-    other = [p._replace(predicted=p.predicted and 1 / p.predicted) for p in found]
-    assert frontier.agreement(other).rho == pytest.approx(-1)
-    curved = [p._replace(predicted=p.predicted and p.predicted**9) for p in found]
-    assert frontier.agreement(curved) == same
-    assert frontier.agreement(other, "informed") == same
 
 
 def test_points_are_means_over_seeds_of_what_was_trained(monkeypatch):
