@@ -564,36 +564,24 @@ def femnist(root=None, whole: bool = True) -> Federation:
     return Federation(data, by_writer(writers), rule)
 
 # %% ../../nbs/datasets/images.ipynb #b723bbab
-EMNIST = {  # split -> classes, training and test images
-    "mnist": (10, 60_000, 10_000),
-    "digits": (10, 240_000, 40_000),
-    "letters": (26, 124_800, 20_800),
-    "balanced": (47, 112_800, 18_800),
-}
+EMNIST = 60_000, 10_000  # training and test images of the split
 
 
-def emnist(split: str = "mnist", root=None) -> Dataset:
-    """One split of EMNIST from its files. [Cohen et al. 2017; sqsgd Sec. 4]
+def emnist(root=None) -> Dataset:
+    """EMNIST's split `mnist` from its files. [Cohen et al. 2017; sqsgd Sec. 4]
 
-    split: mnist | digits | letters | balanced.
     root: data root, default data_root(); the files lie in EMNIST/raw.
-    Returns: images upright, labels from 0.
+    Returns: digits, upright.
     """
     with needs("run"):
         from torchvision import datasets
 
+    name, how = "emnist-mnist", dict(root=data_root(root), split="mnist")
     try:
-        how = dict(root=data_root(root), split=split)
         sets = [datasets.EMNIST(train=train, **how) for train in (True, False)]
     except RuntimeError:
-        what = f"emnist-{split}"
-        raise absent(what, f"{what}-*-ubyte, unpacked,", "EMNIST/raw") from None
+        raise absent(name, f"{name}-*-ubyte, unpacked,", "EMNIST/raw") from None
     x, y, x_test, y_test = _images(sets)
-    if (counts := (len(x), len(x_test))) != EMNIST[split][1:]:
-        raise ValueError(
-            f"emnist-{split} has {counts} images; the split has {EMNIST[split][1:]}:"
-            " download it again"
-        )
-    first = int(split == "letters")
-    x, x_test = (a.mT.contiguous() for a in (x, x_test))
-    return Dataset(f"emnist-{split}", x, y - first, x_test, y_test - first)
+    if (counts := (len(x), len(x_test))) != EMNIST:
+        raise ValueError(f"{name} has {counts} images of {EMNIST}: download it again")
+    return Dataset(name, x.mT.contiguous(), y, x_test.mT.contiguous(), y_test)

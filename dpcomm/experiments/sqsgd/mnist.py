@@ -187,7 +187,7 @@ def describe(m) -> str:
 @cache
 def federation(name: str, n_clients: int = 10):
     "The clients of a task. [sqsgd Sec. 4]"
-    data = images.emnist("mnist") if name == "emnist-mnist" else images.load(name)
+    data = images.emnist() if name == "emnist-mnist" else images.load(name)
     parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
     return images.Federation(data, parts, "iid, ten equal parts")
 
