@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import group_norm
 from tqdm import tqdm
 
 from ..core.checks import check_between
@@ -24,7 +25,8 @@ from ..core.files import atomic_write
 from .images import Dataset, data_root
 
 # %% ../../nbs/datasets/scattering.ipynb #b2baab96
-SIGMA, CENTRE, SCALES = 0.8, 3 * np.pi / 4, 2  # pixels, radians a pixel, scales j
+SIGMA, CENTRE = 0.8, 3 * np.pi / 4  # pixels, radians a pixel
+SCALES, TURNS, GROUPS = 2, 8, 27
 
 
 def gabor(
@@ -48,12 +50,11 @@ def gabor(
 def morlet(
     size: tuple,  # (rows, columns) of the periodic grid
     scale: int,  # j, 0 or 1: bell and wave are stretched by 2**j
-    turn: int,  # t, which direction, 0..orientations - 1
-    orientations: int = 8,  # L, directions in half a circle, >= 2
+    turn: int,  # t, which direction of half a circle, 0..7
 ) -> np.ndarray:  # complex128, `size`, sums to zero
     "A Gabor filter less so much of its bell that it sums to zero. [Bruna & Mallat 2013]"
-    angle = (orientations // 2 - 1 - turn) * np.pi / orientations
-    sigma, frequency, slant = SIGMA * 2**scale, CENTRE / 2**scale, 4 / orientations
+    angle = (TURNS // 2 - 1 - turn) * np.pi / TURNS
+    sigma, frequency, slant = SIGMA * 2**scale, CENTRE / 2**scale, 4 / TURNS
     wave = gabor(size, sigma, angle, frequency, slant)
     bell = gabor(size, sigma, angle, 0.0, slant)
     return wave - wave.sum() / bell.sum() * bell
@@ -77,21 +78,20 @@ MARGIN = 4  # pixels mirrored at every side
 
 
 @lru_cache(maxsize=8)
-def _tables(height, width, orientations, dtype, device):
+def _tables(height, width, dtype):
     size = height + 2 * MARGIN, width + 2 * MARGIN
-    turns = range(orientations)
     fine, coarse = (
-        [np.fft.fft2(morlet(size, j, t, orientations)).real for t in turns]
+        [np.fft.fft2(morlet(size, j, t)).real for t in range(TURNS)]
         for j in range(SCALES)
     )
-    halves = (orientations, 2, size[0] // 2, 2, size[1] // 2)
+    halves = (TURNS, 2, size[0] // 2, 2, size[1] // 2)
     quarters = np.reshape(coarse, halves).transpose(1, 3, 0, 2, 4) / 4
     averages = [
         np.kron(averaging_matrix(size[0], step), averaging_matrix(size[1], step)).T
         for step in (1, 2)
     ]
     fine, quarters, *averages = (
-        torch.tensor(np.ascontiguousarray(a), dtype=dtype, device=device)
+        torch.tensor(np.ascontiguousarray(a), dtype=dtype)
         for a in (fine, quarters, *averages)
     )
     return fine, quarters.flatten(0, 1).to(dtype.to_complex()), *averages
@@ -123,28 +123,16 @@ def _scatter(maps, fine, quarters, average, average_half):
     return torch.cat(full + half, 1)
 
 # %% ../../nbs/datasets/scattering.ipynb #d0sca02
-def scatter(images: Tensor, orientations: int = 8) -> Tensor:
+def scatter(images: Tensor) -> Tensor:
     """Coefficients of order 0, 1, 2. [Bruna & Mallat 2013; Tramer & Boneh 2021]
 
     images: (n, channels, height, width), float; sides multiples of 4, >= 8.
-    orientations: L, directions in half a circle, at least 2.
-    Returns: (n, channels * (1 + L)**2, height / 4, width / 4), type of the images.
+    Returns: (n, channels * 81, height / 4, width / 4), type of the images.
     """
     n, channels, height, width = images.shape
-    block = 16 if images.device.type == "cpu" else 1024  # maps in flight
-    tables = _tables(height, width, orientations, images.dtype, images.device)
-    each, maps = (1 + orientations) ** 2, images.flatten(0, 1)
-    out = images.new_empty(n * channels, each, height * width // 16)
-    for start in range(0, n * channels, block):
-        out[start : start + block] = _scatter(maps[start : start + block], *tables)
-    return out.reshape(n, channels * each, height // 4, width // 4)
-
-# %% ../../nbs/datasets/scattering.ipynb #8234ded6
-def group_norm(features: Tensor, groups: int = 27, tiny: float = 1e-5) -> Tensor:
-    "Group normalisation without scale and shift. [Wu & He 2018; Tramer & Boneh 2021]"
-    x = features.reshape(len(features), groups, -1)
-    variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
-    return ((x - mean) / (variance + tiny).sqrt()).reshape(features.shape)
+    tables, maps = _tables(height, width, images.dtype), images.flatten(0, 1)
+    coefficients = torch.cat([_scatter(part, *tables) for part in maps.split(16)])
+    return coefficients.reshape(n, channels * 81, height // 4, width // 4)
 
 # %% ../../nbs/datasets/scattering.ipynb #b1dfdae3
 PIXELS = {"cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
@@ -166,7 +154,7 @@ def _blocks(images, settings, bar):
     torch.set_num_threads(1)
     try:
         for part in images.split(BATCH):
-            yield group_norm(scatter((part - mean) / std)).flatten(1).numpy()
+            yield group_norm(scatter((part - mean) / std), GROUPS).flatten(1).numpy()
             bar.update(len(part))
     finally:
         torch.set_num_threads(threads)
@@ -193,7 +181,8 @@ def features(data: Dataset, limit: tuple = None, root=None) -> tuple:
     Returns: training, test: (n, 81 channels height width / 16) float32, read-only.
     """
     mean, std = PIXELS.get(data.name, ((0.0,), (1.0,)))
-    settings = dict(scales=SCALES, orientations=8, groups=27, mean=mean, std=std)
+    settings = dict(scales=SCALES, orientations=TURNS, groups=GROUPS)
+    settings |= dict(mean=mean, std=std)
     arrays, splits = [], {"train": data.x, "test": data.x_test}
     for (split, images), n in zip(splits.items(), limit or (None, None)):
         if n is not None:

@@ -9,11 +9,12 @@ import scipy.special
 import torch
 from tables import tabled
 from torch.nn import functional
+from torch.nn.functional import group_norm
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images as data
 from dpcomm.datasets import scattering
-from dpcomm.datasets.scattering import cache_path, features, group_norm, scatter
+from dpcomm.datasets.scattering import cache_path, features, scatter
 
 DIGITS = data.load("digits")
 ORDER = torch.tensor([1] + 16 * [2] + 64 * [3])  # filters that a coefficient has passed
@@ -77,13 +78,7 @@ def test_every_coefficient_is_kymatios(kind, kymatio):
     pi = (3.1415 / math.pi) ** ORDER.repeat(images.shape[1])[:, None, None]
     assert (ours - theirs * pi).abs().max() < 2e-6 * scale
     if kind in ("digits", "colour"):
-        assert near(group_norm(ours), functional.group_norm(theirs, 27), 1e-3)
-
-
-@tabled("turns", [2, 3, 6])
-def test_other_numbers_of_directions_are_kymatios(turns, kymatio):
-    images = noise(2, 1, 28, 28)
-    assert near(scatter(images, turns), kymatio(images, L=turns), 4e-5)
+        assert near(group_norm(ours, 27), group_norm(theirs, 27), 1e-3)
 
 
 # ---- properties of the transform
@@ -98,7 +93,6 @@ def test_a_batch_is_a_loop_and_channels_do_not_mix():
     images[:, 1] = 0
     changed = (scatter(images) - whole).abs().amax((0, 2, 3)) > 1e-6
     assert changed[81:162].all() and not changed[:81].any() and not changed[162:].any()
-    assert scatter(images[:0]).shape == (0, 243, 8, 8)
 
 
 # ---- the cache
@@ -119,7 +113,7 @@ def test_features_are_the_normalised_coefficients(
     for x, got in zip((given.x, given.x_test), features(given, root=tmp_path)):
         x = standard(x, name) if name in scattering.PIXELS else x
         assert got.shape == (7, 81 * channels * side * side // 16)
-        assert np.allclose(got, group_norm(scatter(x)).flatten(1), atol=2e-5)
+        assert np.allclose(got, group_norm(scatter(x), 27).flatten(1), atol=2e-5)
 
 
 def test_features_lie_on_disk_are_not_computed_again_and_cannot_be_changed(
