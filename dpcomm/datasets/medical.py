@@ -198,35 +198,15 @@ def physionet2012(root=None) -> Records:
     return assemble("physionet2012", codes, numbers, died)
 
 # %% ../../nbs/datasets/medical.ipynb #b800d328
-CODES = 400  # of invented drugs and diagnoses
-
-
-def _synthetic_patients(n, rng):
-    popularity = 1 / np.arange(1, CODES + 1)
-    given = rng.random((n, CODES)) < np.minimum(6 * popularity / popularity.sum(), 0.9)
-    age, mrci = rng.integers(15, 90, n), np.round(2 + rng.gamma(3.0, 5.0, n), 1)
-    risk = (
-        given[:, 3:20] @ rng.normal(0.0, 2.0, 17)
-        + (age - 52) / 20
-        + (mrci - 17) / 12
-        + rng.logistic(size=n)
-    )
-    return given, age, mrci, risk > np.quantile(risk, 0.9)
-
-
 def synthetic_admissions(
     n: int, rng: np.random.Generator, min_records: int = 100
 ) -> Records:
-    "Invented patients with the features of the paper's table. [fltop Table 3]"
-    given, age, mrci, died = _synthetic_patients(n, rng)
-    words = [f"code drug-{j:03d}" if j % 2 else f"code {j:03d}.1" for j in range(CODES)]
-    kinds = ("Emergency", "Urgent", "Trauma Center")
-    lists = [
-        [f"gender {('Male', 'Female')[i % 2]}", f"admission {kinds[i % 3]}"]
-        + [words[j] for j in np.flatnonzero(given[i])]
-        for i in range(n)
-    ]
-    numbers = {"age": scale_range(age, 15, 89), "mrci": scale_range(mrci, 2, 60)}
+    "Invented patients, of whom a tenth die: seventeen codes and age carry the risk."
+    given = rng.random((n, 400)) < 0.9 / np.arange(1, 401)
+    age, risk = rng.integers(15, 90, n), rng.logistic(size=n)
+    risk += given[:, 3:20] @ rng.normal(0.0, 2.0, 17) + (age - 52) / 20
+    lists = [[f"code {j:03d}" for j in np.flatnonzero(row)] for row in given]
+    died, numbers = risk > np.quantile(risk, 0.9), {"age": scale_range(age, 15, 89)}
     return assemble("premier", lists, numbers, died, min_records)
 
 # %% ../../nbs/datasets/medical.ipynb #79a1a8d5
@@ -237,32 +217,28 @@ class Split:
     federation: parts index training records; x_test: all test patients.
     public_x: (p, f) float32, patients of no hospital and no test set.
     public_y: (p,) int64.
-    dropped: training records left over by equal sizes.
     """
 
     federation: Federation
     public_x: Tensor
     public_y: Tensor
-    dropped: int
 
 # %% ../../nbs/datasets/medical.ipynb #2df69ba4
 def virtual_hospitals(
     records: Records,
     n_hospitals: int,
     rng: np.random.Generator,
-    test: float = 0.2,
     public_deaths: int = 12,
 ) -> Split:
-    """Split, set public patients aside, deal the rest. [fltop App. A.2]
+    """Split 80 / 20, set public patients aside, deal the rest. [fltop App. A.2]
 
     n_hospitals: N, at most the deaths left for training.
     rng: stream of split and deal.
-    test: share of the test set, in (0, 1).
     public_deaths: in the public batch; its survivors keep the data's rate.
     Returns: equal sizes, a death in every hospital.
     """
     n, died = len(records.y), records.y.numpy() == 1
-    train, tested = np.split(rng.permutation(n), [round((1 - test) * n)])
+    train, tested = np.split(rng.permutation(n), [round(0.8 * n)])
     dead, alive = train[died[train]], train[~died[train]]
     check_between("public_deaths", public_deaths, 1, len(dead) - 1)
     check_between("n_hospitals", n_hospitals, 1, len(dead) - public_deaths)
@@ -281,5 +257,4 @@ def virtual_hospitals(
         f" {len(public)} public patients"
     )
     federation = Federation(data, tuple(np.searchsorted(trained, dealt)), rule)
-    dropped = len(dead) + len(alive) - dealt.size
-    return Split(federation, x[public], y[public], dropped)
+    return Split(federation, x[public], y[public])
