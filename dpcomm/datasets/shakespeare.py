@@ -11,7 +11,6 @@ import json
 import numpy as np
 import torch
 
-from ..core.checks import shown
 from ..core.files import check_digest, unpack
 from ..core.random import seed_tree
 from .catalogue import absent, data_root
@@ -65,17 +64,11 @@ def split_windows(n: int) -> tuple:  # (k, start)
     return k, k + WINDOW
 
 # %% ../../nbs/datasets/shakespeare.ipynb #365cb9bc
-def _windows(texts, numbers, name):
+def _windows(texts):
     train, test, start = [], [], 0
-    for user, text in zip(texts, numbers):
+    for text in texts:
         n = len(text) - WINDOW
-        k, first = split_windows(max(n, 0))
-        if k < 1 or first >= n:
-            raise ValueError(
-                f"{name}, user {shown(user)}, has {len(text)} characters; a client"
-                " needs a training and a test window (900 characters are enough):"
-                " drop the user"
-            )
+        k, first = split_windows(n)
         train.append(start + np.arange(k))
         test.append(start + np.arange(first, n))
         start += len(text)
@@ -91,7 +84,7 @@ def federate(
 ) -> Federation:  # a client a user
     "Windows of 80 characters and the next one. [Caldas et al. 2018; dprec App. C.1]"
     numbers = [encode_text(text) for text in texts.values()]
-    train, test = _windows(texts, numbers, name)
+    train, test = _windows(texts.values())
     parts = tuple(part[:shorten] for part in train)
     if n_test is not None:
         test = test[np.linspace(0, len(test) - 1, n_test).astype(int)]
@@ -105,11 +98,7 @@ TEXTS = "eb45a91a11aada063b7329edb9fa063ea349b0cb079af87b6772605a5559ffe9"
 
 # %% ../../nbs/datasets/shakespeare.ipynb #cd18fex1
 def shakespeare(
-    root=None,
-    n_clients: int = 660,
-    shorten: int = None,
-    n_test: int = None,
-    whole: bool = True,
+    root=None, n_clients: int = 660, shorten: int = None, n_test: int = None
 ) -> Federation:
     """Shakespeare's roles as clients. [dprec App. C.1, Table 2]
 
@@ -117,12 +106,10 @@ def shakespeare(
     n_clients: roles, the longest.
     shorten: keep so many training windows of a client; None: all.
     n_test: keep so many test windows, evenly spaced; None: all.
-    whole: assert the content of the full file of roles.
     Returns: a client a role.
     """
     texts = read_roles(data_root(root) / "shakespeare" / FILE)
-    if whole:
-        check_digest(FILE, TEXTS, "\n".join(texts.values()).encode())
+    check_digest(FILE, TEXTS, "\n".join(texts.values()).encode())
     chosen = longest_roles(texts, n_clients)
     rule = (
         f"shakespeare, the {n_clients} longest of {len(texts)} roles, a client a role"
@@ -137,16 +124,8 @@ WORDS = (
 ).split()
 
 
-def synthetic_roles(n_clients: int = 12, length: int = 1200, seed: int = 0) -> dict:
-    "Roles of a small Markov chain of words, for runs without data."
-    chain = seed_tree(seed, "made", "chain").integers(0, len(WORDS), (len(WORDS), 4))
-
-    def role(i):
-        rng = seed_tree(seed, "made", "role", i)
-        word, text = 0, []
-        for turn in rng.choice(4, length, p=rng.dirichlet([0.5] * 4)):
-            word = chain[word, turn]
-            text.append(WORDS[word])
-        return " ".join(text)[: length + int(length * i / n_clients)]
-
-    return {f"made__{i}": role(i) for i in range(n_clients)}
+def synthetic_roles(n_clients: int = 12, length: int = 1200) -> dict:
+    "Roles of words drawn at random, for runs without data."
+    said = seed_tree(0, "made").choice(WORDS, (n_clients, length))
+    ends = enumerate(" ".join(words) for words in said)
+    return {f"made__{i}": t[: length + int(length * i / n_clients)] for i, t in ends}
