@@ -19,12 +19,9 @@ def writers(scale: str) -> dict:
     "The protocol of FEMNIST's columns. [dprec App. C.2]"
     if scale == "full":
         return by_writer.protocol()
-    small = dict(cohort=5, eval_every=1), dict(short=2, long=3, n_clients=20)
-    if scale == "quick":
-        small = dict(cohort=20, eval_every=5), dict(short=20, long=40, n_clients=60)
-    changes, sizes = small
-    sizes |= dict(budgets=(3,), data=(), memory=1.0, minutes=(0.1, 0.1))
-    return by_writer.protocol(**changes) | sizes
+    small = dict(short=2, long=3, n_clients=20, budgets=(3,), data=())
+    small |= dict(memory=1.0, minutes=(0.1, 0.1))
+    return by_writer.protocol(cohort=5, eval_every=1) | small
 
 
 @cache

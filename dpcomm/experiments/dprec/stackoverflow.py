@@ -36,24 +36,14 @@ def settings(scale: str) -> dict:
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #d0so21
 def synthetic(n_clients: int, n_words: int, n_tags: int) -> images.Federation:
-    "Users with thirty synthetic posts each, on average."
-    rng, topics, n_test = seed_tree(0, "posts"), 10, 4_000
-    sizes = rng.geometric(1 / 30, n_clients)
-    n = int(sizes.sum())
-
-    def zipf(most, width):
-        law = 1 / np.arange(1, most + 1)
-        return rng.choice(most, (n + n_test, width), p=law / law.sum())
-
-    def drawn(most, width):
-        shifted = zipf(most, width) + topic * (most // topics)
-        return torch.from_numpy(shifted % most).int()
-
-    topic = zipf(topics, 1)
-    x, y = drawn(n_words, 16), drawn(n_tags, 1)
+    "Users with thirty synthetic posts each."
+    rng, n, n_test = seed_tree(0, "posts"), 30 * n_clients, 4_000
+    y = rng.integers(n_tags, size=(n + n_test, 1))
+    x = (y * (n_words // n_tags) + rng.integers(20, size=(len(y), 16))) % n_words
+    x, y = (torch.from_numpy(numbers).int() for numbers in (x, y))
     data = images.Dataset("synthetic posts", x[:n], y[:n], x[n:], y[n:])
-    parts = np.split(np.arange(n), sizes.cumsum()[:-1])
-    return images.Federation(data, parts, "a client a user")
+    parts = np.split(np.arange(n), n_clients)
+    return images.Federation(data, tuple(parts), "a client a user")
 
 # %% ../../../nbs/dprec/stackoverflow.ipynb #5618fced
 @cache
