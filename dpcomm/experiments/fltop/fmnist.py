@@ -18,7 +18,6 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
-from dpcomm.evidence.verdicts import Table
 from dpcomm.experiments import accounts
 from dpcomm.experiments.lines import Line, source_of, stated, train
 from dpcomm.mechanisms import topk
@@ -143,7 +142,7 @@ class Study:
     cs_draws: int | None = None  # the same for FL-CS, where it differs
     table: str = ""  # data set that keys begin with; empty where there is but one
     stride: int = 1  # between the seeds of random supports
-    metrics: Any = None  # of every line
+    metrics: ClassVar[Any] = None  # of every line
     cell: ClassVar[Any]
     clip: ClassVar[Any]
     federation: ClassVar[Any]
@@ -229,29 +228,6 @@ class Study:
         config = dict(draws=self.draws)
         config |= dict(d=len(public.start)) if self.table else {}
         return dict(cells=cells, config=config, data=source_of(self.federation))
-
-# %% ../../../nbs/fltop/fmnist.ipynb #7dd08371
-def best_table(records, scores: tuple, rate: float, title: str = "") -> Table:
-    "Best and last rounds of every scheme, means over seeds. [fltop Tables 8 to 10]"
-    schemes, rows = {}, []
-    for record in records:
-        if "best" in record.final:
-            schemes.setdefault(record.key, []).append(record)
-    for key, group in schemes.items():
-
-        def mean(name, group=group):
-            each = [[end[name] for end in (r.final["best"], r.final)] for r in group]
-            return [sum(column) / len(group) for column in zip(*each)]
-
-        points = [[x / (1 if s == "auroc" else 100) for x in mean(s)] for s in scores]
-        best, last = ("/".join(f"{x:.3f}" for x in at) for at in zip(*points))
-        per_kb = rate / group[0].config["cohort"] / 8000
-        kb = [f"{per_kb * mean(f'{way}link_bits')[0]:.2f}" for way in ("down", "up")]
-        eps = [f"{e:.2f}" for e in mean("eps")] if group[0].guarantee else ["N/A"] * 2
-        who = key, str(len(group)), best, f"{mean('round')[0]:.0f}"
-        rows.append((*who, *kb, eps[0], last, eps[1]))
-    header = "scheme|n|best|round|down, kB|up, kB|epsilon|last|epsilon"
-    return Table(tuple(header.split("|")), tuple(rows), title)
 
 # %% ../../../nbs/fltop/fmnist.ipynb #72e39ce8
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")

@@ -58,6 +58,8 @@ def hospitals(table: str, n_clients: int):
 
 
 class Hospitals(fmnist.Study):
+    metrics = staticmethod(lambda: models.of_rare_class)
+
     def cell(self, name: str) -> str | None:
         "The paper's key on diabetes130 at full scale, else one of ours or none."
         if (self.scale, self.table) == ("full", "diabetes130"):
@@ -92,7 +94,6 @@ def settings(scale: str) -> fmnist.Study:
     fields = dict(scale=scale, columns=COLUMNS, score=SCORES["bal_acc"], net="mlp")
     fields |= dict(n_clients=1300, schemes=ordered(RATIOS, MAIN, OTHERS), cs_draws=1)
     fields |= dict(minutes=(1.8, 0.1), common={}, stride=1000)
-    fields |= dict(metrics=lambda: models.of_rare_class)
     if scale == "quick":
         changes |= dict(rounds=30)
         fields |= dict(schemes=ordered((0.1,), MAIN[:2]), draws=9, minutes=(0.6, 0.1))
