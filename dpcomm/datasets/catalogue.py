@@ -53,15 +53,14 @@ def absent(name: str, what: str, folder: str) -> FileNotFoundError:
     )
 
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee
-def overview(root=None) -> list:
+def overview() -> list:
     """All data sets and whether they are present.
 
-    root: data root, default data_root().
     Returns: rows: name, what it is, megabytes, here or missing, where to get it.
     """
     rows = []
     for name, what, files, size, source in CATALOGUE:
-        place = data_root(root) / files
+        place = data_root() / files
         here = not files or place.is_dir() and any(place.iterdir())
         way = f"dpcomm data DIR {name}" if source == "fetched" else source
         rows.append((name, what, f"{int(size):,}", "here" if here else "missing", way))

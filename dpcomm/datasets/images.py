@@ -484,7 +484,6 @@ def dirichlet_dealt(
     alpha: float,
     rng: np.random.Generator,
     spread: float = None,
-    tries: int = 20_000,
 ) -> tuple:
     """Dirichlet demands, first come first served, the rest at random. [dprec Table 2]
 
@@ -493,11 +492,10 @@ def dirichlet_dealt(
     alpha: concentration, > 0.
     rng: stream of the partition.
     spread: standard deviation of the sizes, to 0.05; None: any.
-    tries: draws before giving up.
     Returns: tuple of index arrays.
     """
     labels = np.asarray(labels)
-    for _ in range(tries):
+    for _ in range(20_000):
         counts = demand(labels, n_clients, alpha, rng)
         over = len(labels) - counts.sum()
         rest = rng.multinomial(over, np.full(n_clients, 1 / n_clients))
@@ -507,8 +505,8 @@ def dirichlet_dealt(
                 raise ValueError("a client has no image: use fewer, or a larger alpha")
             return parts
     raise ValueError(
-        f"spread is {spread}; none of {tries} draws came within 0.05 of it: choose a"
-        " spread that the rule can reach, or raise tries"
+        f"spread is {spread}; none of 20,000 draws came within 0.05 of it: choose a"
+        " spread that the rule can reach"
     )
 
 # %% ../../nbs/datasets/images.ipynb #d0img14

@@ -20,10 +20,10 @@ from dpcomm.core.vectors import flatten
 from dpcomm.core.wire import unpack_bits
 from dpcomm.experiments import accounts
 from dpcomm.experiments.accounts import mnist_clients
-from dpcomm.experiments.dprec import by_writer
+from dpcomm.experiments.dprec import ablations, by_writer
 from dpcomm.experiments.dprec.by_writer import paper_config, paper_setting
 from dpcomm.experiments.lines import Line, source_of
-from dpcomm.mechanisms.rec import Rec, log_weights
+from dpcomm.mechanisms.rec import log_weights
 from dpcomm.training import downlink, models
 from dpcomm.training.federated import Config
 from dpcomm.training.local_sgd import evaluate
@@ -155,9 +155,6 @@ def both_indices(m, updates, seed: int, n_messages: int, first: int) -> tuple:
     return np.concatenate(fresh), (logits + noise).argmax(1)
 
 # %% ../../../nbs/dprec/indices.ipynb #0ac1338b
-UNCLIPPED = 1e6  # a norm that no update has
-
-
 def clients(scale: str):
     small = scale == "smoke"
     return mnist_clients("digits", 24) if small else by_writer.federation(scale)
@@ -169,13 +166,12 @@ def network(scale: str, seed: int = 0):
 
 def spec(line: Line, clips: bool, size: int = None):
     "Mechanism and guarantee; size: of equal groups. [dprec App. C.2, Table 3]"
-    config, std = Config(**line.changes), paper_setting("rec.std")
+    config, n = Config(**line.changes), len(clients(line.scale).parts)
     sizes = tuple(p.numel() for p in network(line.scale).parameters())
-    if clips:
-        n, c = len(clients(line.scale).parts), paper_setting("rec.c.eps3")
-        return accounts.rec(config, n, c, std, sizes, accountant="exact-balle")
-    groups = accounts.equal_groups(sum(sizes), size) if size else sizes
-    return accounts.Spec(Rec(UNCLIPPED, std, paper_setting("rec.bits"), groups), config)
+    if not clips:
+        return ablations.spec(config, sizes, n, "coded", size=size)
+    c, std = paper_setting("rec.c.eps3"), paper_setting("rec.std")
+    return accounts.rec(config, n, c, std, sizes, accountant="exact-balle")
 
 
 def play(line: Line, seed: int, inputs, how: dict, clips: bool, size: int = None):
