@@ -277,31 +277,6 @@ class Chorded(Pair):
         return tuple(tail[at] for tail in tails)
 
 # %% ../../nbs/foundations/pairs.ipynb #9d177770
-@dataclass(frozen=True)
-class _Laplace(Pair):
-    "Laplace noise moved by eps times its scale, against not moved. [page pairs, eq. laplace]"
-
-    eps: float
-
-    @property
-    def top(self):
-        return self.eps
-
-    def tails(self, y):
-        at = np.clip(y, -self.eps, self.eps)
-        p, q = ((s * at - self.eps) / 2 - math.log(2) for s in (1, -1))
-        tails = np.log1p(-np.exp(p)), q, p, np.log1p(-np.exp(q))
-        ends = (-np.inf, -np.inf, 0.0, 0.0), (0.0, 0.0, -np.inf, -np.inf)
-        over, under = y >= self.eps, y < -self.eps
-        return tuple(
-            np.where(over, high, np.where(under, low, tail))
-            for tail, high, low in zip(tails, *ends)
-        )
-
-    def anchor(self, step):
-        return self.eps
-
-
 class Listed(Pair):
     "Two distributions over a list of outcomes, (n,): the client's, the neighbour's."
 
