@@ -12,18 +12,10 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_between,
-    check_kind,
-    check_number,
-    check_reals,
-    check_stream,
-    shown,
-)
+from ..core.checks import check_between, check_number, check_stream, shown
 from ..core.random import row_streams
-from ..core.vectors import check_finite, clip_l2
+from ..core.vectors import clip_l2
 
 # %% ../../nbs/secagg/ring.ipynb #88a4a560
 class Overflow(ValueError):
@@ -32,16 +24,13 @@ class Overflow(ValueError):
 # %% ../../nbs/secagg/ring.ipynb #ae1a6f60
 def check_whole(name: str, z) -> np.ndarray:
     "Refuse anything but whole numbers of at most 64 bits."
-    must = "it must hold signed whole numbers of at most 64 bits"
-    try:
-        z = z.numpy() if isinstance(z, Tensor) else np.asarray(z)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(
-            f"{name} is {shown(z)}; {must}: pass rows of one length"
-        ) from None
+    z = np.asarray(z)
     if z.dtype.kind == "i" or (z.dtype.kind == "u" and z.dtype.itemsize < 8):
         return z.astype(np.int64, copy=False)
-    raise ValueError(f"{name} is {z.dtype}; {must}: encode the vector first")
+    raise ValueError(
+        f"{name} is {z.dtype}; it must hold signed whole numbers of at most 64 bits:"
+        " encode the vector first"
+    )
 
 # %% ../../nbs/secagg/ring.ipynb #65d215be
 @dataclass(frozen=True)
@@ -79,79 +68,12 @@ class Ring:
         return ((check_whole("z", z) + half) & (self.modulus - 1)) - half
 
     def sum(self, vectors) -> np.ndarray:
-        """Sum over the first axis, or of all arrays; none of them is changed.
+        """Sum over the first axis.
 
-        vectors: array (n, ...), or an iterable of n >= 1 arrays of one shape.
+        vectors: (n, ...), whole numbers.
         Returns: shape of one of them, int64 in [0, modulus).
         """
-        if isinstance(vectors, (np.ndarray, Tensor)):
-            return self.wrap(check_whole("vectors", vectors).sum(0))
-        vectors = iter(vectors)
-        total = check_whole("vectors", next(vectors)).copy()
-        for vector in vectors:
-            total += check_whole("vectors", vector)
-        return self.wrap(total)
-
-# %% ../../nbs/secagg/ring.ipynb #99815e79
-@dataclass(frozen=True)
-class FixedPoint:
-    "Vectors on a public grid whose sums cannot leave the ring; else Overflow."
-
-    ring: Ring
-    scale: float  # step of the grid, > 0
-    bound: float  # largest |entry| that a client may submit, > 0
-    n_clients: int  # largest number of vectors in a sum, >= 1
-
-    def __post_init__(self):
-        check_kind("ring", self.ring, Ring, "Ring(bits) of some number of bits")
-        for name in ("scale", "bound"):
-            value = float(check_number(name, getattr(self, name), "(0, inf)"))
-            object.__setattr__(self, name, value)
-        check_between("n_clients", self.n_clients, 1)
-        if not self.bound / self.scale < 2**self.ring.bits:
-            raise Overflow(
-                f"bound / scale is {self.bound / self.scale:.4g}; one entry overflows"
-                f" a ring of {self.ring.bits} bits: use a larger scale, or a smaller"
-                " bound"
-            )
-        need = self.n_clients * self.cells
-        if need > self.ring.modulus // 2 - 1:
-            raise Overflow(
-                f"n_clients * bound / scale is {need:.4g}; a sum in {self.ring.bits}"
-                f" bits must stay below {self.ring.modulus // 2}: use at least"
-                f" {need.bit_length() + 1} bits, or a larger scale"
-            )
-
-    @property
-    def cells(self) -> int:
-        "Largest size of an entry, in steps of the grid."
-        return math.ceil(self.bound / self.scale)
-
-    def encode(self, x) -> np.ndarray:
-        "Ring elements of a vector; Overflow beyond the bound."
-        return self.ring.wrap(round_to_grid(self, x))
-
-    def decode(self, total) -> np.ndarray:
-        "The vector, or the sum of vectors, that ring elements represent."
-        return self.scale * self.ring.lift(total)
-
-# %% ../../nbs/secagg/ring.ipynb #73010b77
-SLACK = 1e-6  # share by which single-precision clipping may exceed a bound
-
-
-def round_to_grid(grid: FixedPoint, x) -> np.ndarray:
-    "Round to the nearest grid point; Overflow where |x| exceeds the bound."
-    x = x if isinstance(x, Tensor) else torch.from_numpy(check_reals("x", x))
-    x = check_finite("x", x).double().numpy()
-    size = np.abs(x)
-    beyond = size > grid.bound * (1 + SLACK)
-    if beyond.any():
-        raise Overflow(
-            f"x has {beyond.sum()} values outside the declared range, up to"
-            f" {size.max():.6g}; every entry must be at most {grid.bound:.6g} in"
-            " absolute value: clip x first, or declare a larger bound"
-        )
-    return np.clip(np.rint(x / grid.scale), -grid.cells, grid.cells).astype(np.int64)
+        return self.wrap(check_whole("vectors", vectors).sum(0))
 
 # %% ../../nbs/secagg/ring.ipynb #50e2831e
 def rounded_norm(norm: float, D: int, beta: float) -> float:

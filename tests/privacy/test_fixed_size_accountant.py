@@ -6,16 +6,20 @@ Carlo.
 import itertools
 import math
 
-import dp_accounting
 import numpy as np
 from dp_accounting import pld
 from scipy.integrate import quad
 from scipy.special import ndtr
-from scipy.stats import binom, norm
+from scipy.stats import norm
 from tables import tabled
 
 from dpcomm.privacy import fixed_size_accountant as accountant
-from dpcomm.privacy.accounting import ORDERS, gaussian_delta, gaussian_guarantee
+from dpcomm.privacy.accounting import (
+    ORDERS,
+    gaussian_delta,
+    gaussian_eps,
+    gaussian_guarantee,
+)
 from dpcomm.privacy.composition import both_ends
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon, fixed_size_rdp
 from dpcomm.privacy.pairs import gaussian_pairs
@@ -73,8 +77,8 @@ def test_everybody_in_the_cohort_is_the_gaussian_mechanism_at_half_the_noise(
     sigma, relation
 ):
     "Whoever is set to zero there moves the sum by one clip, and displaces nobody."
-    alike = "zero-out" if relation == "zero-out" else "replace"
-    exact = accountant.known_cohort_epsilon(sigma, 4, 1e-5, alike).eps
+    far = 1 if relation == "zero-out" else 2
+    exact = gaussian_eps(sigma / far, 1e-5, 4)
     ours = fixed_size_epsilon(sigma, 1.0, 4, 1e-5, relation).eps
     assert exact - 1e-6 <= ours < exact + 2e-3 * (1 + exact)
     curve = fixed_size_rdp(sigma, 1.0, ORDERS, relation)
@@ -122,29 +126,3 @@ def test_wide_losses_and_tiny_deltas_are_composed_as_well(run):
     low, high = both_ends([(pair, rounds)], delta)
     assert low <= wide.eps <= high * 1.001
     assert wide.eps < 0.97 * renyi.eps
-
-
-# ---- known cohorts, shares
-
-
-def test_known_cohorts_have_the_exact_delta():
-    for relation, scale in (("zero-out", 1), ("replace", 2)):
-        for honest in (1.0, 0.5):
-            g = accountant.known_cohort_epsilon(1.54, 3, 1e-5, relation, honest)
-            delta = gaussian_delta(1.54 * honest**0.5 / scale, g.eps, 3)
-            assert 1e-5 * (1 - 1e-6) < delta <= 1e-5
-            assert (g.relation, g.sampling, g.trust) == (relation, "none", "secagg")
-    event = dp_accounting.GaussianDpEvent(1.54)
-    theirs = pld.PLDAccountant().compose(event, 3).get_epsilon(1e-5)
-    assert abs(accountant.known_cohort_epsilon(1.54, 3, 1e-5).eps - theirs) < 1e-3
-    assert accountant.known_cohort_epsilon(1.54, 0, 1e-5).eps == 0
-    assert accountant.known_cohort_epsilon(1e6, 1, 1e-5).eps == 0
-
-
-def test_participations_is_a_quantile_and_a_union_bound():
-    for p, n in ((0.5, 1), (0.99, 6000), (0.9, 50)):
-        k = accountant.participations(200, 1 / 60, p, n)
-        at, below = (n * binom.sf(j, 200, 1 / 60) for j in (k, k - 1))
-        assert at <= 1 - p < below
-    assert accountant.participations(7, 1.0, 0.9) == 7
-    assert math.isclose(accountant.vote_recall(20, 10, 8, 0.5), norm.cdf(4 / 2.5**0.5))

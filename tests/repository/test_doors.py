@@ -71,7 +71,6 @@ CONFIG = dict(
 PROMISE = dict(eps=1.0, delta=1e-5, unit="client", relation="zero-out", sampling="none")
 PROMISE |= dict(accountant="x", scope="total", trust="central")
 SETUP = dict(n_clients=4, d=3, ring=ring.Ring(16), threshold=2, neighbours=3)
-POINT = dict(ring=ring.Ring(16), scale=0.1, bound=1.0, n_clients=3)
 BYTES = GAUSSIAN.encode(ROW, Insecure(0)).to_bytes()
 LEAST = dict(name="gaussian", eps=4.0, clip_norm=1.0, start=1.0)
 DOORS |= {
@@ -86,7 +85,6 @@ DOORS |= {
     "Guarantee": (dpcomm.Guarantee, PROMISE),
     "Message.from_bytes": (wire.Message.from_bytes, dict(data=BYTES, d=4)),
     "Ring": (ring.Ring, dict(bits=16)),
-    "FixedPoint": (ring.FixedPoint, POINT),
     "Setup": (protocol.Setup, SETUP),
     "images.load": (images.load, dict(name="digits", root=None)),
 }
