@@ -122,36 +122,6 @@ def patch_conv(layer, n, h, weight, bias) -> tuple:
     out = out.unflatten(2, (len(h), *shape)).permute(2, 0, 1, 3, 4)
     return out.flatten(1, 2), back
 
-# %% ../../nbs/training/fused.ipynb #3ab32175
-def group_norm(layer, n, h, weight, bias) -> tuple:
-    "Normalise groups of channels of every image. [Wu & He 2018, Eq. 1]"
-    batch, channels, pixels = *h.shape[:2], h[0, 0].numel()
-    groups = n * layer.num_groups
-    layout = torch.contiguous_format if h.is_cuda else torch.channels_last
-    seen, h = weight.flatten().clone(), h.contiguous(memory_format=layout)
-    out, mean, inverse = torch.native_group_norm(
-        h, seen, bias.flatten(), batch, channels, pixels, groups, layer.eps
-    )
-
-    def back(g, step, first=False):
-        down, dw, db = torch.ops.aten.native_group_norm_backward(
-            g.contiguous(memory_format=layout),
-            h,
-            mean,
-            inverse,
-            weight=seen,
-            N=batch,
-            C=channels,
-            HxW=pixels,
-            group=groups,
-            output_mask=[True, True, True],
-        )
-        step(weight, dw.view_as(weight))
-        step(bias, db.view_as(bias))
-        return down
-
-    return out, back
-
 # %% ../../nbs/training/fused.ipynb #3ab32177
 def fold(h: Tensor) -> Tensor:  # (batch, n * channels, height, width)
     n, batch, channels, height, width = h.shape
@@ -222,7 +192,6 @@ def _slides(layer):
 LAYERS = {  # kind -> how it is computed; which of its kind are
     nn.Linear: (linear, lambda layer: layer.bias is not None),
     nn.Conv2d: (conv, _slides),
-    nn.GroupNorm: (group_norm, lambda layer: layer.affine),
     nn.Flatten: (unfold, lambda layer: (layer.start_dim, layer.end_dim) == (1, -1)),
     nn.MaxPool2d: (pool, _halves),
     nn.AvgPool2d: (average_pool, _halves),
