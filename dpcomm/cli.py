@@ -89,7 +89,7 @@ def with_notes(table, column: int, longest: int = 40):
     return replace(table, rows=tuple(rows), notes=tuple(notes))
 
 
-def show(table, console=None) -> None:
+def show(table) -> None:
     "Print a table as wide as the terminal, without columns that are empty."
     from rich.console import Console
     from rich.table import Table
@@ -98,7 +98,7 @@ def show(table, console=None) -> None:
     from dpcomm.evidence.figures import link_text
     from dpcomm.evidence.verdicts import LOOKS_OF, VERDICTS
 
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 10_000  # so that nothing is wrapped
     signs = {sign: hue.strip("-") for sign, _, hue in LOOKS_OF.values()}

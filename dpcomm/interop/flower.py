@@ -423,12 +423,12 @@ def _asked(mechanism, content):
         asked = msgspec.convert(dict(fields), _Asked)
     except msgspec.ValidationError as error:
         raise ValueError(f"the request cannot be read ({error}): {fix}") from None
-    if asked.round >= asked.rounds or mechanism.summed and asked.step is None:
+    twice = len({*asked.trains}) < len(asked.trains)
+    if asked.round >= asked.rounds or twice or mechanism.summed and asked.step is None:
         raise ValueError(
-            f"the server asks for a round after the last one, or names no step: {fix}"
+            "the server asks for a round after the last one, names no step, or lists a"
+            f" parameter twice: {fix}"
         )
-    if len({*asked.trains}) < len(asked.trains):
-        raise ValueError(f"the server lists a trainable parameter twice: {fix}")
     if asked.mechanism != repr(mechanism):
         raise ValueError(
             f"the server expects {shown(asked.mechanism)}, and this node has"
