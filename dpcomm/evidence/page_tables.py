@@ -243,10 +243,7 @@ def epsilon_as_run(found, whose: str, planned=()) -> Shown:
     return Shown(" ".join(said) if ways else "")
 
 # %% ../../nbs/evidence/page_tables.ipynb #b957d172
-UNSTATED = "What the text does not state, and what we took"
-
-
-def unstated_settings(paper: str, *tasks: str, title: str = UNSTATED) -> Table:
+def unstated_settings(paper: str, *tasks: str) -> Table:
     "Settings of ours, by task, that the paper does not state; 'all' for every task's."
     rows = []
     for h in paper_tables.paper(paper).hypers:
@@ -257,4 +254,5 @@ def unstated_settings(paper: str, *tasks: str, title: str = UNSTATED) -> Table:
             value = f"{value:,}" if isinstance(value, int) else str(value)
             name = h.name.replace("_", " ").replace(".", ", ")
             rows.append((name, value, h.source, h.where))
+    title = "What the text does not state, and what we took"
     return Table(("setting", "here", "source", "why"), tuple(rows), title)

@@ -253,7 +253,7 @@ class Point(NamedTuple):
     @property
     def label(self) -> str:  # for legends
         how = {"local": ", noise of each client", "few": ", fewer bits"}
-        return figures.look(self.mech).label + how.get(self.kind.partition(".")[2], "")
+        return figures.MECH[self.mech].label + how.get(self.kind.partition(".")[2], "")
 
 
 def points(made) -> tuple:

@@ -40,7 +40,7 @@ def grid(scale: str) -> list:
     asked += [(name, *size) for size in s["limited"] for name in NARROW]
     for name, d, n, bits in asked:
         key = f"{name}.d{d}.n{n}"
-        label = f"{figures.look(name).label}, {d = :,}, {n = :,}"
+        label = f"{figures.MECH[name].label}, {d = :,}, {n = :,}"
         if bits is not None:
             key += f".bits{bits:g}"
             label += f", at most {bits:g} bits a parameter"

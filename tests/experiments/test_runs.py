@@ -475,5 +475,4 @@ def test_learning_curves_hold_every_setting_by_mechanism_with_its_seeds():
         assert label.endswith(f"(n = {n})")
         heights = axis.collections[0].get_paths()[0].vertices[:, 1]
         assert (len({*heights.round(6)}) > 2) == banded
-    assert len(figures.learning_curves(made, only="eps3.rec").axes) == 1
     assert figures.learning_curves(made[-1:]) is None
