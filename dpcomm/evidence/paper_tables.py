@@ -7,7 +7,6 @@ __all__ = ['Whole', 'Real', 'Number', 'Count', 'ACROSS', 'WORDS', 'RULES', 'JOIN
            'place', 'paper', 'add', 'tables', 'cells', 'cell', 'hyper', 'in_words']
 
 # %% ../../nbs/evidence/paper_tables.ipynb #2d6b5bd3
-import fnmatch
 import re
 from collections import Counter
 from datetime import date
@@ -125,11 +124,9 @@ class Paper(Struct, frozen=True, forbid_unknown_fields=True):
 def faults(paper: Paper):  # yields what is wrong, in words
     "What no type can say: a key stands once, and whatever is named exists."
     keys = Counter(c.key for c in paper.cells)
-    tables = [(f"table of {c.key}", t) for c in paper.cells for t in (c.table, *c.also)]
-    for name, table in [*tables, *(("stand-in", t) for t in paper.stand_ins)]:
-        if table not in paper.titles:
-            yield f"{name} is {table:.60}, which is not in titles"
     for c in paper.cells:
+        if lost := {c.table, *c.also} - paper.titles.keys():
+            yield f"{c.key:.60}: {min(lost):.60} is not in titles"
         if keys[c.key] > 1:
             yield f"{c.key:.60}: the key appears twice"
         if (c.kind == "ordering") != bool(c.bound or (c.above and c.below)):
@@ -139,13 +136,6 @@ def faults(paper: Paper):  # yields what is wrong, in words
         for key in (c.above, c.below, c.same_as, *(c.quotient or ())):
             if key and key not in keys:
                 yield f"{c.key:.60}: {key:.60} is no key of this file"
-    for key in (key for cause in paper.causes for key in cause.keys or ("",)):
-        if key not in keys:
-            yield f"cause of {key:.60}, which is not a key of this file"
-    for claim in paper.claims:
-        lost = [p for p in claim.cells if not fnmatch.filter(keys, p)]
-        if lost or not (claim.cells or claim.erratum or claim.cannot):
-            yield f"claim {claim.text:.40}: {lost or 'give cells, erratum or cannot'}"
 
 
 class Grid(Struct):
