@@ -218,15 +218,12 @@ COHORTS |= dict(replacement="cohorts drawn with replacement")
 COHORTS |= dict(none="cohorts whose draw adds no privacy")
 
 
-def epsilon_as_run(found, whose: str, planned=()) -> Shown:
-    """Epsilons whose premise the runs of a page do not meet, and the runs' own; planned:
-    rows of `lines.promises`, for records that do not hold their own.
-    """
-    ways, rows = {}, [(r.guarantee, r.as_run) for r in found]
-    for _, promise, as_run, _ in planned:
-        rows.append((vars(promise), {k: vars(g) for k, g in as_run.items()}))
-    for stated, as_run in rows:
-        for name, g in as_run.items():
+def epsilon_as_run(found, whose: str) -> Shown:
+    "Epsilons whose premise the runs of a page do not meet, and the runs' own."
+    ways = {}
+    for r in found:
+        for name, g in r.as_run.items():
+            stated = r.guarantee
             why = "DP-REC assume null messages (no data); the runs send other clients'"
             if stated["relation"] != "null-slot":
                 meant, drawn = (COHORTS[one["sampling"]] for one in (stated, g))
