@@ -14,13 +14,13 @@ from itertools import islice
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from ..core.checks import ENTRIES, check_between, check_choice, check_number
+from ..core.checks import ENTRIES, check_between, check_choice
 from dpcomm.privacy.accounting import (
     calibrate,
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
-from .composition import both_ends, upper_end
+from .composition import upper_end
 from .guarantee import PREMISES, Guarantee
 from .losses import Losses
 from .pairs import Seen, gaussian_pairs
@@ -298,17 +298,6 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
 
     how = dict(name="rec", relation=relation, sampling=run.drawn, q=q, trust=run.trust)
     return Losses(pairs=pairs, renyi=renyi, **how | dict(note=NOTES[relation]) | about)
-
-# %% ../../nbs/dprec/accountant.ipynb #b1d00037
-def pld_bracket(c: float, run: RecRun, delta: float) -> tuple:
-    "The worst split's epsilon from below, and from above as `pld_epsilon` has it. [Prop. I]"
-    check_choice("relation", run.relation, ("null-slot", "poisson-null"))
-    check_number("c", c, str(list(PLD_RANGE)))
-    rounds, q = run.composed
-    parts = [(p, rounds) for p in null_slot_pairs(c, run.K, 1, q, rounds, delta, False)]
-    left = delta + rounds * q * MASS_ROUNDING
-    low = max(both_ends([part], left)[0] for part in parts)
-    return low, pld_epsilon(c, run, delta).eps
 
 # %% ../../nbs/dprec/accountant.ipynb #c0b1f9a5
 LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice

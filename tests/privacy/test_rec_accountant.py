@@ -20,7 +20,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.mechanisms import rec
 from dpcomm.privacy import accounting, audit, rec_accountant, rec_moments, rec_pairs
 from dpcomm.privacy.accounting import gaussian_delta
-from dpcomm.privacy.composition import upper_end
+from dpcomm.privacy.composition import both_ends, upper_end
 from dpcomm.privacy.hypothesis_tests import profile_of_pmfs
 from dpcomm.privacy.losses import compose
 from dpcomm.privacy.pairs import gaussian_pairs
@@ -203,9 +203,13 @@ def test_cells_of_a_ratio_have_its_moments(c, K):
 )
 def test_the_bracket_at_mnist(c, relation, low, high):
     run, delta = RecRun(10_000, 100, 128, 1, relation, cohort=10), 100**-1.1
-    found = rec_accountant.pld_bracket(c, run, delta)
-    assert low < found[0] <= found[1] < high and found[1] < 1.001 * found[0]
-    assert found[1] < exact_epsilon(c, run, delta, "balle").eps
+    rounds, q = run.composed
+    laws = null_slot_pairs(c, 128, 1, q, rounds, delta, up=False)
+    left = delta + rounds * q * rec_pairs.MASS_ROUNDING
+    below = max(both_ends([(pair, rounds)], left)[0] for pair in laws)
+    above = pld_epsilon(c, run, delta).eps
+    assert low < below <= above < high and above < 1.001 * below
+    assert above < exact_epsilon(c, run, delta, "balle").eps
 
 
 def test_the_cover_of_one_group_is_tight_and_honest():
