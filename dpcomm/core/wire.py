@@ -54,8 +54,13 @@ class Bits:
         return self.payload + self.shared_randomness
 
 # %% ../../nbs/foundations/wire.ipynb #packspan
-def word(bits: int) -> np.dtype:  # of one, two or four bytes
-    return np.dtype(f">u{1 << ((bits - 1) // 8).bit_length()}")
+def bit_spans(bits: int) -> list:
+    "The (value, byte, shift) of each part of eight values, most significant bit first."
+    return [
+        (j, byte, (j + 1) * bits - 8 * (byte + 1))
+        for j in range(8)
+        for byte in range(j * bits // 8, ((j + 1) * bits - 1) // 8 + 1)
+    ]
 
 # %% ../../nbs/foundations/wire.ipynb #829bfd0a
 def pack_bits(values, bits: int) -> bytes:
@@ -71,9 +76,16 @@ def pack_bits(values, bits: int) -> bytes:
             f"values span {values.min()}..{values.max()}; {bits} bits can hold"
             f" 0..{2**bits - 1}: use more bits"
         )
-    octets = values.astype(word(bits)).view(np.uint8)
-    rows = np.unpackbits(octets.reshape(-1, word(bits).itemsize), axis=1)
-    return np.packbits(rows[:, -bits:]).tobytes()
+    if bits in (8, 16, 32):
+        return values.astype(f">u{bits // 8}").tobytes()
+    groups = np.zeros((-(-len(values) // 8), 8), np.uint32)
+    groups.reshape(-1)[: len(values)] = values
+    columns = np.ascontiguousarray(groups.T)
+    out = np.zeros((bits, len(groups)), np.uint8)
+    for j, byte, shift in bit_spans(bits):
+        part = columns[j] >> shift if shift >= 0 else columns[j] << -shift
+        out[byte] |= part.astype(np.uint8)
+    return out.T.tobytes()[: -(-len(values) * bits // 8)]
 
 # %% ../../nbs/foundations/wire.ipynb #247fdf56
 def unpack_bits(data: bytes, bits: int, n: int) -> np.ndarray:
@@ -89,10 +101,15 @@ def unpack_bits(data: bytes, bits: int, n: int) -> np.ndarray:
             f"data has {len(data)} bytes; {n} values of {bits} bits need"
             f" {-(-n * bits // 8)}: the message is truncated, send it again"
         )
-    rows = np.zeros((n, 8 * word(bits).itemsize), np.uint8)
-    read = np.unpackbits(np.frombuffer(data, np.uint8), count=n * bits)
-    rows[:, -bits:] = read.reshape(n, bits)
-    return np.packbits(rows, axis=1).view(word(bits)).reshape(-1).astype(np.int64)
+    if bits in (8, 16, 32):
+        return np.frombuffer(data, f">u{bits // 8}").astype(np.int64)
+    groups = np.zeros((-(-n // 8), bits), np.uint8)
+    groups.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+    columns = np.ascontiguousarray(groups.T).astype(np.uint32)
+    out = np.zeros((8, len(groups)), np.uint32)
+    for j, byte, shift in bit_spans(bits):
+        out[j] |= columns[byte] << shift if shift >= 0 else columns[byte] >> -shift
+    return (out.T.reshape(-1)[:n] & np.uint32(2**bits - 1)).astype(np.int64)
 
 # %% ../../nbs/foundations/wire.ipynb #9e7dab3c
 MAGIC = b"dp"
