@@ -21,11 +21,19 @@ import numpy as np
 QUOTED = 80  # characters of a value that an error quotes
 
 
+class _Short(reprlib.Repr):
+    "As reprlib, but the digits of huge numbers are counted only."
+
+    def repr_int(self, x, level):
+        bits = x.bit_length()
+        return str(x) if bits <= 256 else f"a whole number of {bits} bits"
+
+
 def shown(value) -> str:
     "A value as an error quotes it, at most QUOTED characters."
     if isinstance(value, (str, bytes, bytearray)):
         value = value[:QUOTED]
-    short = reprlib.Repr()
+    short = _Short()
     short.maxstring = short.maxother = 2 * QUOTED
     text = short.repr(value)
     return text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
@@ -196,16 +204,17 @@ class NotInstalled(ImportError):
     "A missing package; the message names the extra of dpcomm that installs it."
 
 
-def not_installed(package: str, extra: str) -> NotInstalled:
+def not_installed(package: str, extra: str, instead: str = "") -> NotInstalled:
     """The error for a package that is missing.
 
     package: as it is imported.
     extra: of dpcomm, which brings it.
+    instead: another way out, as ', or ...'.
     Returns: to be raised.
     """
     return NotInstalled(
         f"{package} is not installed here, and the extra {extra} brings it: install"
-        f" dpcomm again with that extra, as in `pip install -e '.[{extra}]'`"
+        f" dpcomm again with that extra, as in `pip install -e '.[{extra}]'`{instead}"
     )
 
 
