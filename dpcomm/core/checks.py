@@ -204,17 +204,16 @@ class NotInstalled(ImportError):
     "A missing package; the message names the extra of dpcomm that installs it."
 
 
-def not_installed(package: str, extra: str, instead: str = "") -> NotInstalled:
+def not_installed(package: str, extra: str) -> NotInstalled:
     """The error for a package that is missing.
 
     package: as it is imported.
     extra: of dpcomm, which brings it.
-    instead: another way out, as ', or ...'.
     Returns: to be raised.
     """
     return NotInstalled(
         f"{package} is not installed here, and the extra {extra} brings it: install"
-        f" dpcomm again with that extra, as in `pip install -e '.[{extra}]'`{instead}"
+        f" dpcomm again with that extra, as in `pip install -e '.[{extra}]'`"
     )
 
 

@@ -69,6 +69,11 @@ def _windows(texts):
     for text in texts:
         n = len(text) - WINDOW
         k, first = split_windows(n)
+        if k < 1 or first >= n:
+            raise ValueError(
+                f"a role has {len(text)} characters, too few for a training and a test"
+                " window (900 are enough): ask for fewer clients, or leave it out"
+            )
         train.append(start + np.arange(k))
         test.append(start + np.arange(first, n))
         start += len(text)

@@ -54,6 +54,11 @@ def test_a_federation_holds_the_windows_of_the_texts():
     assert data.x.untyped_storage().nbytes() == start, "windows are views of the text"
 
 
+def test_a_role_without_a_window_of_each_kind_is_refused():
+    with pytest.raises(ValueError, match="a role has 170 characters, too few"):
+        shakespeare.federate(TEXTS | {"short": "a" * 170}, "made", "made")
+
+
 # ---- the file of roles
 
 
