@@ -7,6 +7,7 @@ __all__ = ['FIXED_ACCOUNTANTS', 'theorem1_epsilon', 'fixed_size_rdp', 'fixed_siz
 
 # %% ../../nbs/fltop/privacy.ipynb #f1e2a2a2
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import ndtr
@@ -17,7 +18,7 @@ from dpcomm.privacy.accounting import (
     INTEGER_ORDERS,
     MOST_COMPOSED,
     ORDERS,
-    compose,
+    gaussian_guarantee,
     guarantee_from_rdp,
     rdp_gaussian,
     rdp_subsampled_gaussian,
@@ -41,24 +42,16 @@ def theorem1_epsilon(
     Returns: relation 'add-remove', sampling 'poisson', accountant 'theorem1'.
     """
     orders = INTEGER_ORDERS if lambdas is None else np.asarray(lambdas) + 1
-    curve = compose(rdp_subsampled_gaussian(orders, sigma, q), rounds)
-    how = dict(unit="client", relation="add-remove", sampling="poisson", scope="total")
-    how |= dict(trust="central", accountant="theorem1", rounds=rounds, q=float(q))
     text = (
         "as the paper accounts it, for independent cohorts, while it draws a fixed"
         " number"
     )
-    return guarantee_from_rdp(orders, curve, delta, premises={"sampling": text}, **how)
+    how = dict(sampling="poisson", orders=orders, premises={"sampling": text})
+    made = gaussian_guarantee(sigma, delta, q, rounds, **how)
+    return replace(made, accountant="theorem1")
 
 # %% ../../nbs/fltop/privacy.ipynb #032b73d3
 FIXED_RELATIONS = ("add-remove", "replace", "zero-out")  # for cohorts of a fixed size
-
-
-def _gauss_legendre(low, high, width):
-    edges = np.linspace(low, high, 2 + int((high - low) / width))
-    node, weight = np.polynomial.legendre.leggauss(16)
-    half, middle = np.diff(edges)[:, None] / 2, (edges[1:] + edges[:-1])[:, None] / 2
-    return (middle + half * node).ravel(), (half * weight).ravel()
 
 
 def _two_sided(orders, sigma, q):
@@ -67,10 +60,14 @@ def _two_sided(orders, sigma, q):
     # below `flat` the ratio is 1 - q to the last digit
     flat = max(-14 * sigma, 1 - 40 * sigma**2)
     total -= np.expm1(orders * math.log1p(-q)) * (ndtr(flat / sigma) - ndtr(-14))
+    node, share = np.polynomial.legendre.leggauss(16)
     for low, high, sign in ((flat, 1, 1), (1, 14 * sigma, -1)):
         if high <= low:
             continue
-        x, weight = _gauss_legendre(low, high, min(2 * sigma, sigma**2 / 2))
+        panels = 1 + int((high - low) / min(2 * sigma, sigma**2 / 2))
+        edges = np.linspace(low, high, 1 + panels)[:, None]
+        half, middle = np.diff(edges, axis=0) / 2, (edges[1:] + edges[:-1]) / 2
+        x, weight = (middle + half * node).ravel(), (half * share).ravel()
         log_ratio = np.logaddexp(np.log1p(-q), math.log(q) + (2 * x - 2) / sigma**2)
         power = orders[:, None] if sign == 1 else 1 - orders[:, None]
         density = norm.pdf(x / sigma)
