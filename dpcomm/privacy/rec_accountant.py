@@ -37,21 +37,6 @@ from dpcomm.privacy.rec_pairs import (
 VERSIONS = ("arxiv", "iclr", "iclr-shifted")  # of Algorithm 7
 
 
-def _algorithm7(c, slots, n_clients, left, version):
-    "Epsilon of Algorithm 7 with `left` of delta. [dprec Alg. 7]"
-    orders = np.arange(2, 258)
-    curve = slots * rdp_subsampled_gaussian(np.arange(2, 260), 1 / c, 1 / n_clients)
-    low, mid, high = curve[:-2], curve[1:-1], curve[2:]  # orders lambda, + 1, + 2
-    loss = {
-        "arxiv": 2 * mid,
-        "iclr": (orders - 1) / orders * low + mid,
-        "iclr-shifted": mid + (orders + 1) / orders * high,
-    }
-    if left <= 0:
-        return math.inf
-    return float(np.min(loss[version] - math.log(left) / orders))
-
-
 def theorem1_epsilon(
     c: float,
     slots: int,
@@ -73,10 +58,18 @@ def theorem1_epsilon(
     check_choice("version", version, VERSIONS)
     log_missed = c * c + math.log(slots) - nbits * math.log(2)
     left = delta - 12 * math.exp(min(log_missed, 700))
+    orders = np.arange(2, 258)
+    curve = slots * rdp_subsampled_gaussian(np.arange(2, 260), 1 / c, 1 / n_clients)
+    low, mid, high = curve[:-2], curve[1:-1], curve[2:]  # orders lambda, + 1, + 2
+    loss = {
+        "arxiv": 2 * mid,
+        "iclr": (orders - 1) / orders * low + mid,
+        "iclr-shifted": mid + (orders + 1) / orders * high,
+    }[version]
     names = dict(unit="client", relation="null-slot", sampling="replacement")
     names |= dict(scope="total", trust="central", accountant=f"theorem1-{version}")
     names |= dict(note="Algorithm 7 as the paper uses it")
-    eps = _algorithm7(c, slots, n_clients, left, version)
+    eps = np.min(loss - math.log(left) / orders) if left > 0 else math.inf
     return Guarantee(eps, delta, premises={"proof": PREMISES["proof"]}, **names)
 
 # %% ../../nbs/dprec/accountant.ipynb #610fd208
@@ -149,9 +142,11 @@ class RecRun:
         return self.slots // self.cohort, self.cohort / self.n_clients
 
     @property
-    def trust(self) -> str:
-        "Against whom: 'local' where the sender is known, else 'central'."
-        return "local" if self.relation == "local" else "central"
+    def about(self) -> dict:
+        "What a `Guarantee` and a `Losses` say of it."
+        trust = "local" if self.relation == "local" else "central"
+        names = dict(relation=self.relation, sampling=self.drawn, trust=trust)
+        return names | dict(note=NOTES[self.relation])
 
 
 def exact_epsilon(
@@ -167,9 +162,8 @@ def exact_epsilon(
     """
     rounds, q = run.composed
     orders, curve = _renyi_curve(c, run.K, q, run.groups, run.relation)
-    names = dict(unit="client", relation=run.relation, sampling=run.drawn)
-    names |= dict(scope="total", trust=run.trust, note=NOTES[run.relation])
-    names["accountant"] = f"exact-{conversion}"
+    names = dict(unit="client", scope="total", accountant=f"exact-{conversion}")
+    names |= run.about
     return guarantee_from_rdp(orders, rounds * curve, delta, conversion, **names)
 
 
@@ -296,8 +290,8 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
         place = np.searchsorted(whole, np.asarray(orders, float))
         return np.append(curve, math.inf)[place]
 
-    how = dict(name="rec", relation=relation, sampling=run.drawn, q=q, trust=run.trust)
-    return Losses(pairs=pairs, renyi=renyi, **how | dict(note=NOTES[relation]) | about)
+    how = dict(name="rec", q=q) | run.about
+    return Losses(pairs=pairs, renyi=renyi, **how | about)
 
 # %% ../../nbs/dprec/accountant.ipynb #c0b1f9a5
 LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice

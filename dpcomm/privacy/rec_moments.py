@@ -6,7 +6,6 @@
 __all__ = ['rdp']
 
 # %% ../../nbs/dprec/theorem.ipynb #6cad4fd1
-import functools
 import math
 
 import numpy as np
@@ -68,14 +67,13 @@ def _log_product(a, b):
 
 def _by_squaring(one, n: int, times):
     "The n-th power under an associative product, by squaring."
-    parts = []
+    power = None
     while n:
         if n & 1:
-            parts.append(one)
+            power = one if power is None else times(power, one)
         n >>= 1
-        if n:
-            one = times(one, one)
-    return functools.reduce(times, parts)
+        one = times(one, one) if n else one
+    return power
 
 # %% ../../nbs/dprec/theorem.ipynb #4b0bf9b5
 def _log_reverse(order: int, s: float, K: int) -> np.ndarray:
@@ -146,15 +144,15 @@ def rdp(
     Returns: np.ndarray at each order, nats, shape of orders; for any split of the norm.
     """
     check_choice("direction", direction, ("forward", "reverse", "both"))
-    if direction == "forward":
-        orders = np.asarray(orders, float)
-        return _log_forward_bound(orders, c, K, groups) / (orders - 1)
-    orders = _integer_orders(orders)
-    log_back = _log_reverse(int(orders.max()) - 1, c, K)[orders.astype(int) - 1]
-    reverse = log_back / (orders - 1)
-    if direction == "reverse":
-        return reverse
-    return np.maximum(reverse, rdp(orders, c, K, groups, "forward"))
+    logs = []
+    if direction != "forward":
+        orders = _integer_orders(orders)
+        back = orders.astype(int) - 1
+        logs.append(_log_reverse(int(back.max()), c, K)[back])
+    orders = np.asarray(orders, float)
+    if direction != "reverse":
+        logs.append(_log_forward_bound(orders, c, K, groups))
+    return np.maximum.reduce(logs) / (orders - 1)
 
 # %% ../../nbs/dprec/theorem.ipynb #d45a3d4b
 def _reverse_mixture(m, q, c, K):
