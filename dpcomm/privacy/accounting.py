@@ -24,7 +24,7 @@ from dpcomm.core.checks import (
 )
 from .composition import upper_end
 from .guarantee import NORMAL, Guarantee
-from .pairs import SWAPS, Listed, gaussian_pairs, seen_pairs
+from .pairs import SWAPS, Listed, gaussian_pairs
 
 # %% ../../nbs/foundations/accounting.ipynb #acb4df1e
 TOP_ORDER = 2**20  # a moment is a sum of as many terms
@@ -98,19 +98,12 @@ def _log_moment_fractional(order, sigma, q):
     "log A at a non-integer order, 0 < q < 1. [Mironov, Talwar & Zhang 2019, Sec. 3.3]"
     i, j, log_choose, sign = _binomials(order)
     z0 = sigma**2 * (np.log1p(-q) - np.log(q)) + 0.5
-    left = (
-        i * np.log(q)
-        + j * np.log1p(-q)
-        + i * (i - 1) / (2 * sigma**2)
-        + log_ndtr((z0 - i) / sigma)
-    )
-    right = (
-        j * np.log(q)
-        + i * np.log1p(-q)
-        + j * (j - 1) / (2 * sigma**2)
-        + log_ndtr((j - z0) / sigma)
-    )
-    log_terms = log_choose + np.logaddexp(left, right)
+
+    def log_part(a, b, side):
+        log_w = a * np.log(q) + b * np.log1p(-q) + a * (a - 1) / (2 * sigma**2)
+        return log_w + log_ndtr(side * (z0 - a) / sigma)
+
+    log_terms = log_choose + np.logaddexp(log_part(i, j, 1), log_part(j, i, -1))
     top = log_terms.max()
     sums = np.cumsum(sign * np.exp(log_terms - top))[-64:]
     while len(sums) > 1:
@@ -264,9 +257,8 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
     composed = math.inf
     usual = COMPOSED[0] <= sigma <= COMPOSED[1] and delta >= 1e-100
     if usual and q > 0 and rounds <= MOST_COMPOSED:
-        args = (max(q, 1e-12), relation, "poisson", None)
-        pairs = gaussian_pairs(1 / sigma, *args) if hidden else ()
-        pairs = pairs or seen_pairs(far / sigma, args[0], None)
+        draw = max(q, 1e-12), relation, "poisson"
+        pairs = gaussian_pairs(1 / sigma, *draw, hidden=hidden)
         composed = max(upper_end([(pair, rounds)], delta) for pair in pairs)
     if delta >= PLAIN[0] and rounds <= PLAIN[1] and PLAIN[2] < composed < math.inf:
         return composed

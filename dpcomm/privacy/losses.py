@@ -22,7 +22,7 @@ from .composition import both_ends
 from .fixed_size_accountant import fixed_size_rdp
 from .guarantee import EVERY, NORMAL, TRUSTS, Guarantee
 from .hypothesis_tests import check_pmfs
-from .pairs import SWAPS, Listed, gaussian_pairs, seen_pairs
+from .pairs import SWAPS, Listed, gaussian_pairs
 
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
 @dataclass(frozen=True)
@@ -115,10 +115,7 @@ def gaussian_losses(
             f" {shown(relation)} no bound for groups is proved: use 'poisson' with"
             " 'add-remove' or 'zero-out', or 'none' with the rounds of one client"
         )
-    if hidden:
-        pairs = gaussian_pairs(1 / sigma, q, relation, sampling, draws, group)
-    else:
-        pairs = seen_pairs(far / sigma, q, draws, group)
+    pairs = gaussian_pairs(1 / sigma, q, relation, sampling, draws, group, hidden)
 
     def renyi(orders):
         if sampling == "fixed":

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from .pairs import Chorded, Listed, Seen, gaussian_pairs, symmetric_tails
+from .pairs import Listed, Seen, Stepped, gaussian_pairs, symmetric_pair
 from .rec_moments import _by_squaring
 
 # %% ../../nbs/dprec/losses.ipynb #b1d00004
@@ -246,13 +246,9 @@ def _opposite_curve(c, K):
 
 
 @functools.lru_cache(64)
-def _opposite_tails(c, K, q):
+def opposite_pair(c: float, K: int, q: float) -> Stepped:
+    "The pair of any two updates of one group in a slot that is the client's at rate q."
     eps, curve, null = _opposite_curve(c, K)
     with np.errstate(divide="ignore"):
         log_delta = np.log(q * curve + 2.0**-50 * null)
-    return symmetric_tails(np.log1p(q * np.expm1(eps)), log_delta)
-
-
-def opposite_pair(c: float, K: int, q: float) -> Chorded:
-    "The pair of any two updates of one group in a slot that is the client's at rate q."
-    return Chorded(_opposite_tails, (c, K, q))
+    return symmetric_pair(np.log1p(q * np.expm1(eps)), log_delta)

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.checks import check_between, check_number
 from .composition import UNIT
 from .losses import Losses
-from .pairs import Chorded, Listed, Seen
+from .pairs import Listed, Seen, Stepped, log_tails
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000013
 LISTED = 100  # messages up to which every outcome is listed
@@ -58,9 +58,8 @@ def _blocks(eps, n):
     return 1 + first, np.bincount(where, law) * (1 + 64 * UNIT * len(m))
 
 
-@functools.lru_cache(maxsize=64)
 def _lattice(eps, n):
-    "Losses at the points of a lattice, and logs of the four tails between them."
+    "The pair of many messages, with losses at the points of a lattice."
     blocks, law = _blocks(eps, n)
     ends = min(1.0, 2 / math.sqrt(blocks @ law)) * math.tanh(eps / 2)
     step = eps / math.ceil(eps * CELLS / ends)
@@ -79,19 +78,16 @@ def _lattice(eps, n):
         mass[first - low : first - low + len(part)] += part
     at = np.flatnonzero(mass > 0)
     loss, p = (low + at) * step, mass[at]
-    q = p * np.exp(-loss)
-    with np.errstate(divide="ignore"):
-        above = [np.log(np.append(x[::-1].cumsum()[::-1], 0)) for x in (p, q)]
-        below = [np.log(np.append(0, x.cumsum())) for x in (p, q)]
-    above[0] = np.logaddexp(above[0], math.log(REVEALED))
-    return loss, (*above, *below)
+    above, *others = log_tails(p, p * np.exp(-loss))
+    above = np.logaddexp(above, math.log(REVEALED))
+    return Stepped(loss, (above, *others), eps, 2)
 
 
 @functools.lru_cache(maxsize=64)
 def _clones(eps, n):
     "The pair of one shuffle: listed where there are few outcomes."
     if n > LISTED:
-        return Chorded(_lattice, (eps, n), eps, 2)
+        return _lattice(eps, n)
     parts = [_outcomes(eps, k) for k in range(1, n + 1)]
     share = 2 / (2 + math.expm1(eps))
     law = [

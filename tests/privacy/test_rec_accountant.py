@@ -441,7 +441,7 @@ def test_losses_of_two_updates_are_those_of_their_groups(c, relation):
 def test_no_two_updates_lose_more_than_opposite_ones():
     "The pair's curve over that of two and three candidates, and opposite updates' over others'."
     rec_pairs._opposite_curve.cache_clear()
-    rec_pairs._opposite_tails.cache_clear()
+    rec_pairs.opposite_pair.cache_clear()
     axes = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
     for K, c, most in ((2, 0.6, 1.002), (3, 0.8, 1.15)):
         side = np.linspace(-7, 7, 6001 if K == 2 else 601)
@@ -473,7 +473,7 @@ def test_no_two_updates_lose_more_than_opposite_ones():
         ("_opposite_curve", "math.exp(c * c) *", "math.exp(1.05 * c * c) *"),
         ("_opposite_curve", "above - null +", "0.998 * above - null +"),
         ("_coupled_sums", "[::-1][j]", "[j]"),
-        ("_opposite_tails", "np.log1p(q *", "np.log1p(0.98 * q *"),
+        ("opposite_pair", "np.log1p(q *", "np.log1p(0.98 * q *"),
     ],
 )
 def test_a_wrong_constant_of_opposite_updates_is_noticed(name, old, new, monkeypatch):
@@ -481,13 +481,13 @@ def test_a_wrong_constant_of_opposite_updates_is_noticed(name, old, new, monkeyp
     assert old in source
     exec(source.replace(old, new), space)
     monkeypatch.setattr(rec_pairs, name, space[name])
-    if name == "_opposite_tails":
+    if name == "opposite_pair":
         monkeypatch.setattr(space[name], "cache_clear", lambda: None, raising=False)
     with pytest.raises(AssertionError):
         test_no_two_updates_lose_more_than_opposite_ones()
     monkeypatch.undo()
     rec_pairs._opposite_curve.cache_clear()
-    rec_pairs._opposite_tails.cache_clear()
+    rec_pairs.opposite_pair.cache_clear()
 
 
 @pytest.mark.slow
