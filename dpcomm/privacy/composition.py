@@ -226,10 +226,10 @@ class _Plan:
         self.total = sum(rounds for _, rounds in parts)
         rare = math.log(NEGLIGIBLE * delta / self.total)
         self.spans, self.rough = [], []
-        for pair, _ in parts:
+        for pair, rounds in parts:
             y, mass = _rough(pair, rare)
             self.spans.append((y[0], y[-1]))
-            self.rough.append((mass[mass > 0], y[mass > 0]))
+            self.rough.append((y[mass > 0], mass[mass > 0], rounds))
         gain = np.log1p(THETAS) + THETAS * np.log1p(1 / THETAS)
         eps = (self.log_mgf(THETAS) - math.log(delta) - gain) / THETAS
         self.eps = max(float(eps.min()), 1e-9)
@@ -237,13 +237,12 @@ class _Plan:
 
     def log_mgf(self, theta):
         "Of the composed loss, roughly."
-        laws = zip(self.rough, self.parts)
-        return sum(rounds * _log_mgf(mass, y, theta) for (mass, y), (_, rounds) in laws)
+        return sum(n * _log_mgf(mass, y, theta) for y, mass, n in self.rough)
 
     def window(self, theta):
         "Std of the tilted loss, both ends of the window, and Chernoff's exponents there."
         variance = 0.0
-        for (mass, y), (_, rounds) in zip(self.rough, self.parts):
+        for y, mass, rounds in self.rough:
             law = mass * np.exp(theta * y - _log_mgf(mass, y, theta))
             variance += rounds * (law @ (y - law @ y) ** 2)
         std = max(math.sqrt(variance), 1e-12)
@@ -261,7 +260,9 @@ CLOSE = 1e-3  # of epsilon: a distance of both ends that is good enough
 LARGE = 100.0  # an epsilon from which a grid that is good enough is taken
 
 
-def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
+def _view(plan, theta, tolerance=TOLERANCE):
+    "A tilt with Chernoff's exponents, and a circle: first point, step, number of points."
+    std, (low, high), t = plan.window(theta)
     pair, _ = max(plan.parts, key=lambda part: part[1] * (part[0].anchor(1.0) != 0))
     listed = [(p is not pair) * n for p, n in plan.parts if isinstance(p, Listed)]
     step = math.sqrt(12 * tolerance * plan.eps / (plan.total * (1 + theta)))
@@ -279,7 +280,7 @@ def _grid(plan, theta, std, low, high, tolerance=TOLERANCE):
         anchor = abs(pair.anchor(step))
         if anchor > step:
             step = anchor / math.floor(anchor / step)
-    return size, step
+    return theta, t, math.floor(low / step), step, size
 
 
 def _composed(laws, theta, step, size, first):
@@ -361,13 +362,6 @@ def _read(x, above, null, left, slip, up):
 
 # %% ../../nbs/foundations/composition.ipynb #62c1990e
 TRIES = 4  # tilts
-
-
-def _view(plan, theta, tolerance=TOLERANCE):
-    "A tilt with its number of rounds, window and grid."
-    std, (low, high), t = plan.window(theta)
-    size, step = _grid(plan, theta, std, low, high, tolerance)
-    return theta, t, math.floor(low / step), step, size
 
 
 def _of_one(pair, delta, up):

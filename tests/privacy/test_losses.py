@@ -192,8 +192,8 @@ def test_what_a_window_leaves_outside_is_charged(part):
     sigma, rounds, delta = 2.0, 5, 1e-3
     (pair,) = gaussian_losses(sigma).pairs
     plan = composition._Plan([(pair, rounds)], delta)
-    std, (low, high), t = plan.window(plan.theta)
-    size, step = composition._grid(plan, plan.theta, std, low, high)
+    _, (low, high), t = plan.window(plan.theta)
+    step = composition._view(plan, plan.theta)[3]
     cut = low + part * (high - low)
     size = 2 ** int(math.log2((cut - low) / step))
     view = plan.theta, t, math.floor(low / step), step, size
