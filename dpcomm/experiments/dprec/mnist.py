@@ -7,6 +7,7 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/mnist.ipynb #565d2202
 from functools import partial
+from itertools import product
 
 from dpcomm.experiments.accounts import mnist_clients, mnist_spec
 from dpcomm.experiments.lines import Line, partition
@@ -16,8 +17,8 @@ def settings(scale: str) -> dict:
     "Settings common to all runs of a scale; `changes` are those of Config. [dprec App. C.2]"
     s = dict(images="mnist", n_clients=100, data=("mnist",), changes={})
     if scale == "full":
-        return s | dict(nets=("cnn", "lenet5"))
-    s |= dict(nets=("linear",), changes=dict(rounds=300, server_lr=0.01))
+        return s | dict(nets=("cnn", "lenet5"), net="lenet5")
+    s |= dict(nets=("linear",), net="linear", changes=dict(rounds=300, server_lr=0.01))
     if scale == "quick":
         return s
     changes = dict(rounds=100, cohort=8, eval_every=20, lr=0.05, server_lr=0.01)
@@ -37,17 +38,14 @@ def line(s: dict, scale: str, net: str, key: str, name: str, fills, **fields) ->
 def grid(scale: str) -> list:
     "Two methods and two budgets for every network; the partition. [dprec Table 1, Table 2]"
     s, lines = settings(scale), []
-    for net in s["nets"]:
+    for net, eps, (kind, name) in product(s["nets"], (3, 6), NAMES.items()):
         ours = "" if net == "cnn" else f"ours.{scale}.{net}."
+        cells = [f"{ours}mnist.eps{eps}.{kind}.acc"]
+        cells += [f"{ours}mnist.{kind}.comm"] if eps == 3 else []
+        how = dict(eps=eps, kind=kind, n_clients=s["n_clients"])
         more = dict(seeds=(0, 1, 2, 3), minutes=MINUTES[net])
-        for eps in (3, 6):
-            for kind, name in NAMES.items():
-                cells = [f"{ours}mnist.eps{eps}.{kind}.acc"]
-                cells += [f"{ours}mnist.{kind}.comm"] if eps == 3 else []
-                label = f"{name}, epsilon {eps}, {net}"
-                how = dict(eps=eps, kind=kind, n_clients=s["n_clients"])
-                more |= dict(spec=partial(mnist_spec, **how))
-                who = scale, net, f"{net}.eps{eps}.{kind}", label, cells
-                lines.append(line(s, *who, **more))
+        more |= dict(spec=partial(mnist_spec, **how))
+        who = f"{net}.eps{eps}.{kind}", f"{name}, epsilon {eps}, {net}", cells
+        lines.append(line(s, scale, net, *who, **more))
     dealt = dict(data=s["data"], clients=lines[0].clients)
     return [*lines, partition("mnist", scale, **dealt)]

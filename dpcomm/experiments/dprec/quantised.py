@@ -19,7 +19,6 @@ from dpcomm.experiments.dprec.mnist import NAMES, line
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.mechanisms.quantised import Quantised, survival
 from dpcomm.privacy.accounting import INTEGER_ORDERS
-from dpcomm.training import models
 from dpcomm.training.round import train_cohort
 
 # %% ../../../nbs/dprec/quantised.ipynb #9d19f5cb
@@ -27,7 +26,7 @@ def settings(scale: str) -> dict:
     "The MNIST experiment's, with the network that the text names. [dprec App. D.3]"
     s = mnist.settings(scale)
     short = dict(rounds=50, eval_every=10) if scale == "smoke" else {}
-    return s | dict(net=s["nets"][-1], changes=s["changes"] | short)
+    return s | dict(changes=s["changes"] | short)
 
 # %% ../../../nbs/dprec/quantised.ipynb #31f9a640
 READINGS = {
@@ -64,8 +63,7 @@ def survives(task, w) -> float:
 
 
 def with_survival(outcome, task, done, cells: dict):
-    first = models.build(outcome["config"]["model"], seed_tree(task.seed, "init"))
-    ends = {"first": pack(first), "last": done.w.detach().cpu()}
+    ends = {"first": pack(task.model), "last": done.w.detach().cpu()}
     left = {cell: [survives(task, ends[end]), "of 1"] for end, cell in cells.items()}
     return outcome | dict(cells=outcome["cells"] | left)
 

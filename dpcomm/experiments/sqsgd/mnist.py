@@ -20,6 +20,7 @@ from dpcomm.training import models
 
 QUICK = ("sqsgd.eps400", "pm.eps400", "vqsgd.eps400", "residuals.pm.eps400")
 SMOKE = (*QUICK, "fig1.K2", "projected.eps400", "memoryless.eps400", "plain")
+SEEDS = (0, 1, 2)
 COUNTS = ("model.lenet5.parameters", "model.resnet110.parameters", "rounds_per_epoch")
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #a9feae00
@@ -103,26 +104,22 @@ def additions(base: Base) -> dict:
 # %% ../../../nbs/sqsgd/mnist.ipynb #e65b039c
 def claims(base: Base, early: int) -> dict:
     "Name -> keys above and one below, round or None. [sqsgd Sec. 4, App. A]"
-    low, middle, high = base.eps
-    asked = {}
+    asked, last, (low, middle, high) = {}, {}, base.eps
     for when, at in (("", None), ("early.", early)):
         for b in (3, 5):
-            name = f"fig1.{when}bits{b}_minus_bits1"
-            asked[name] = (f"fig1.K{2**b}", "fig1.K2"), at
+            pair = f"fig1.K{2**b}", "fig1.K2"
+            asked[f"fig1.{when}bits{b}_minus_bits1"] = pair, at
     for a, b in ((high, middle), (middle, low)):
-        above, below = f"fig2.eps{a:g}", f"fig2.eps{b:g}"
-        asked[f"{above}_minus_eps{b:g}"] = (above, below), None
-    pairs = [(e, "sqsgd", "pm") for e in base.eps]
+        last[f"fig2.eps{a:g}_minus_eps{b:g}"] = f"fig2.eps{a:g}", f"fig2.eps{b:g}"
     both = ("vqsgd", "sqsgd"), ("sqsgd", "vqsgd")
-    pairs += [(e, *pair) for e in base.eps for pair in both]
-    for e, a, b in pairs:
-        name = f"fig3.{a}_minus_{b}.eps{e:g}"
-        asked[name] = (f"{a}.eps{e:g}", f"{b}.eps{e:g}"), None
+    figure3 = [(e, "sqsgd", "pm") for e in base.eps]
+    figure3 += [(e, *pair) for e in base.eps for pair in both]
+    for e, a, b in figure3:
+        last[f"fig3.{a}_minus_{b}.eps{e:g}"] = f"{a}.eps{e:g}", f"{b}.eps{e:g}"
     for r in ("0.1", "5"):
-        pair = f"fig2.eps{base.fixed_eps:g}", f"ratio.r{r}"
-        asked[f"fig4.r0.5_minus_r{r}"] = pair, None
-    best = "fig5.K2", "fig1.K8", "fig5.K32", "fig5.K128"
-    return asked | {"fig5.best_minus_bits7": (best, None)}
+        last[f"fig4.r0.5_minus_r{r}"] = f"fig2.eps{base.fixed_eps:g}", f"ratio.r{r}"
+    last["fig5.best_minus_bits7"] = "fig5.K2", "fig1.K8", "fig5.K32", "fig5.K128"
+    return asked | {name: (needs, None) for name, needs in last.items()}
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #d8eb1374
 @dataclasses.dataclass(frozen=True)
@@ -135,30 +132,22 @@ class Comparison:
     net: str  # network
     base: Base  # what all curves share
     changes: dict  # of federated.Config, of every run
-    keys: tuple  # of the curves, in the order in which they are best run
+    mechanisms: dict  # of the curves, by key, in the order in which they are best run
     early: int  # round after ten epochs
-
-    @property
-    def mechanisms(self) -> dict:
-        every = papers_curves(self.base) | additions(self.base)
-        return {key: every[key] for key in self.keys}
 
 
 def comparison(task, scale, images, keys=None, net="lenet5", **others) -> Comparison:
-    "A task with the paper's settings. [sqsgd Sec. 4]"
+    "A task with the paper's settings, and some of the curves or all. [sqsgd Sec. 4]"
     setting = partial(stated, "sqsgd", task)
-    named = dict(eps="eps", bound="bound", fraction="fraction", levels="levels.fig2")
-    named |= dict(matched_levels="levels.fig3", fixed_eps="eps.fig1")
-    named |= dict(momentum="momentum")
-    fields = {field: setting(name) for field, name in named.items()}
-    base = Base(models.MODELS[net][1], **fields | dict(eps=tuple(fields["eps"])))
+    names = "bound", "fraction", "levels.fig2", "levels.fig3", "eps.fig1", "momentum"
+    base = Base(models.MODELS[net][1], tuple(setting("eps")), *map(setting, names))
     per_epoch = setting("rounds_per_epoch")
     changes = dict(rounds=setting("epochs") * per_epoch, cohort=setting("clients"))
     changes |= dict(batch=setting("batch_size"), server_lr=setting("server_lr"))
-    changes |= dict(momentum=setting("momentum"), steps=1, lr=1.0, eval_every=470)
-    keys = tuple(keys or papers_curves(base))
-    changes |= others
-    return Comparison(task, scale, images, net, base, changes, keys, 10 * per_epoch)
+    changes |= dict(momentum=base.momentum, steps=1, lr=1.0, eval_every=470) | others
+    every = papers_curves(base) | additions(base)
+    curves = {key: every[key] for key in keys or every}
+    return Comparison(task, scale, images, net, base, changes, curves, 10 * per_epoch)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #9c77e0d9
 SPECIAL = {  # field of SqSgd, value -> words
@@ -179,13 +168,12 @@ def describe(m) -> str:
     if m.name == "vqsgd":
         return f"vqSGD, {m.repeats} times eps {m.eps:.4g}"
     what = f"sqSGD, eps {m.eps:g}, K = {m.levels}, r = {100 * m.fraction:.2g} %"
-    return ", ".join(
-        [what, *(w for (f, v), w in SPECIAL.items() if getattr(m, f) == v)]
-    )
+    special = [w for (field, value), w in SPECIAL.items() if getattr(m, field) == value]
+    return ", ".join([what, *special])
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #056472b8
 @cache
-def federation(name: str, n_clients: int = 10):
+def federation(name: str, n_clients: int):
     "The clients of a task. [sqsgd Sec. 4]"
     data = images.emnist() if name == "emnist-mnist" else images.load(name)
     parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
@@ -214,27 +202,21 @@ def with_memory(outcome, task, done, cell: str) -> dict:
 def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
     "All curves, then all claims. [sqsgd Figs. 1-5]"
     printed = {cell.key for cell in paper_tables.cells("sqsgd")}
-    names = {"digits": (), "emnist-mnist": ("emnist",)}
-    data, seeds = names.get(c.images, (c.images,)), dict(seeds=(0, 1, 2))
-    common = seeds | dict(data=data, memory=memory, minutes=minutes)
-    common |= dict(net=c.net, law="glorot", changes=c.changes)
+    data = {"digits": (), "emnist-mnist": ("emnist",)}.get(c.images, (c.images,))
+    lines, common = [], dict(seeds=SEEDS, data=data, memory=memory, minutes=minutes)
+    common |= dict(net=c.net, law="glorot", noted={"model": f"{c.net}, glorot"})
     common |= dict(clients=lambda seed: federation(c.images, c.changes["cohort"]))
-    common |= dict(noted={"model": f"{c.net}, glorot"})
-    lines = []
     for key, curve in c.mechanisms.items():
         cell = f"ours.{c.scale}.{c.images}.accuracy.{key}"
-        made = dict(spec=partial(spec, made=curve))
+        made = dict(changes=c.changes, spec=partial(spec, made=curve))
         made |= dict(after=partial(with_memory, cell=cell))
-        who = key, describe(curve), c.scale, (cell,)
-        lines.append(Line(*who, **common | made))
+        lines.append(Line(key, describe(curve), c.scale, (cell,), **common, **made))
     for name, (needs, at) in claims(c.base, c.early).items():
-        cell = f"{c.task}.{name}"
-        if cell in printed and set(needs) <= set(c.keys):
-            words = f"{' or '.join(needs[:-1])} minus {needs[-1]}" + ", early" * bool(
-                at
-            )
+        cell, (*above, below) = f"{c.task}.{name}", needs
+        if cell in printed and set(needs) <= set(c.mechanisms):
+            words = f"{' or '.join(above)} minus {below}{', early' if at else ''}"
             who = f"claim.{name}", words, c.scale, (cell,), needs
-            lines.append(Line(*who, compute=partial(difference, at=at), **seeds))
+            lines.append(Line(*who, compute=partial(difference, at=at), seeds=SEEDS))
     return lines
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #3a03bddf
@@ -245,26 +227,24 @@ def settings(scale: str) -> Comparison:
         "quick": ("mnist", QUICK, dict(rounds=15 * 188)),
         "full": ("mnist", None, {}),
     }[scale]
-    base = comparison("mnist", scale, name).base
-    keys = keys or papers_curves(base) | additions(base)
     return comparison("mnist", scale, name, keys, engine="fused", **others)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #2b49cd84
-def counted(line: Line, seed: int, inputs, how, c: Comparison) -> dict:
-    dealt = line.clients(0)
+def counted(line: Line, seed: int, inputs, how) -> dict:
+    dealt, images_a_round = (
+        line.clients(0),
+        line.changes["cohort"] * line.changes["batch"],
+    )
     numbers = [models.MODELS[net][1] for net in ("lenet5", "resnet110")]
-    batches = c.changes["cohort"] * c.changes["batch"]
-    numbers.append(-(-len(dealt.data.y) // batches))
-    units = ("parameters", "parameters", "rounds")
+    numbers.append(-(-len(dealt.data.y) // images_a_round))
+    units = "parameters", "parameters", "rounds"
     cells = {key: [n, unit] for key, n, unit in zip(COUNTS, numbers, units)}
     return dict(cells=cells, data=source_of(dealt))
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #6afd5b9b
 def grid(scale: str) -> list:
     "Curves, claims, counts. [sqsgd Figs. 1-5]"
-    c, data = settings(scale), () if scale == "smoke" else ("mnist",)
-    minutes = {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale]
+    lines = listed(settings(scale), {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale])
     who = "counts", "weights, and rounds of an epoch", scale, COUNTS
-    lines = listed(c, minutes)
-    how = dict(data=data, trains=False, clients=lines[0].clients)
-    return [*lines, Line(*who, compute=partial(counted, c=c), **how)]
+    how = {name: getattr(lines[0], name) for name in ("data", "clients", "changes")}
+    return [*lines, Line(*who, compute=counted, trains=False, **how)]
