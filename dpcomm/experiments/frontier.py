@@ -10,6 +10,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ class Setting:
     batch: int = 10  # images of a local step
     lr: float = 0.1  # of local steps
 
-    def deployment(self, trust: str = "central"):
+    def deployment(self, trust: str):
         who = self.n_clients - self.held, self.cohort, self.rounds, DELTA
         how = dict(sampling="fixed", trust=trust, relation="zero-out")
         return Deployment(*who, **how, visits=self.visits, d=models.MODELS[self.net][1])
@@ -86,7 +87,7 @@ FEWER_OF_MANY = dict(ddgauss=16, skellam=16)  # 12 do not hold the large network
 
 
 @cache
-def rows(s: Setting, eps: int, bits: float = None, trust: str = "central") -> dict:
+def rows(s: Setting, eps: int, bits: float | None, trust: str) -> dict:
     "Name -> Candidate, as `choose` ranks them; bits: most a parameter. [page frontier]"
     asked = s.deployment(trust)
     how = dict(accountants=RENYI, tried=choose.grids(asked.d, bits, True))
@@ -95,12 +96,12 @@ def rows(s: Setting, eps: int, bits: float = None, trust: str = "central") -> di
 
 
 def row_of(s: Setting, kind: str, eps: int, few: bool = False):
-    "The Candidate that a line plays; kind: mechanism, or gaussian.local."
-    name, _, local = kind.partition(".")
-    if local:
-        return rows(s, eps, trust="local")[name]
+    "The Candidate that a line plays; kind: mechanism, gaussian.local, or none for None."
+    if kind == "none":
+        return None
+    name, _, trust = kind.partition(".")
     limits = FEWER | (FEWER_OF_MANY if s.net == "cnn" else {})
-    return rows(s, eps, limits[name] if few else None)[name]
+    return rows(s, eps, limits[name] if few else None, trust or "central")[name]
 
 
 @cache
@@ -126,10 +127,10 @@ def train(s: Setting, row, changes: dict, clients, seed: int, **how) -> tuple:
     made = row.mechanism(s.clip) if row else mechanism("topk", **plain)
     model = models.build(s.net, seed_tree(seed, "init"))
     task = Task(model, clients, made, Config(**changes), seed, visits=s.visits)
-    place = row and s.deployment(row.guarantee.trust)
 
     def promise(t):
-        return place.after(t).guarantee(made, RENYI.get(made.name))
+        place = s.deployment(row.guarantee.trust).after(t)
+        return place.guarantee(made, RENYI.get(made.name))
 
     after = promise if row else None
     return task, simulate(task, after, **how), after
@@ -141,8 +142,7 @@ TUNING = 1000  # added to the seed
 
 def tune(line: Line, seed: int, inputs, how: dict, s: Setting, kind: str) -> dict:
     how = {k: v for k, v in how.items() if k in ("workers", "device", "progress")}
-    row = None if kind == "none" else row_of(s, kind, TUNED_AT)
-    clients, tried = federations(s)[0], []
+    row, clients, tried = row_of(s, kind, TUNED_AT), federations(s)[0], []
     for step in s.steps:
         changes = line.changes | dict(server_lr=step)
         _, done, _ = train(s, row, changes, clients, TUNING + seed, **how)
@@ -153,17 +153,16 @@ def tune(line: Line, seed: int, inputs, how: dict, s: Setting, kind: str) -> dic
     return dict(config=config, final=best, history=tried, data=data)
 
 
-def trained(line: Line, seed: int, inputs, how: dict, s: Setting, kind, row):
-    "Train with the step that the tuning found; row: () -> Candidate, or None."
-    (best,), row = (record.final for record in inputs.values()), row and row()
-    changes = dict(server_lr=best["server_lr"]) | line.changes
+def trained(line: Line, seed: int, inputs, how: dict, s: Setting, kind, eps, few):
+    "Train with the step that the tuning found."
+    (tuned,), row = inputs.values(), row_of(s, kind, eps, few)
+    changes = dict(server_lr=tuned.final["server_lr"]) | line.changes
     task, done, promise = train(s, row, changes, federations(s)[1], seed, **how)
-    noted = line.noted | dict(kind=kind, n_clients=task.n_clients)
+    noted = line.noted | dict(kind=kind + ".few" * few, n_clients=task.n_clients)
     if row:
         noted |= dict(eps=row.guarantee.eps, trust=row.built.trust, up=row.up)
         noted |= dict(predicted=row.error, gain=row.gain, against=row.against)
-    cells = {line.fills[0]: "accuracy"}
-    return from_training(task, done, cells, promise, **noted)
+    return from_training(task, done, {line.fills[0]: "accuracy"}, promise, **noted)
 
 # %% ../../nbs/experiments/frontier.ipynb #c30544d1
 def updates(s: Setting, rows: int = 16):
@@ -179,7 +178,7 @@ def updates(s: Setting, rows: int = 16):
 
 def informed(line: Line, seed: int, inputs, how, s: Setting, asked: dict) -> dict:
     u = updates(s)
-    built = {end: row_of(s, *who).built for end, who in asked.items()}
+    built = {end: row_of(s, **who).built for end, who in asked.items()}
     errors = {end: average_error(m, u, s.cohort).error for end, m in built.items()}
     final = {end: e if math.isfinite(e) else None for end, e in errors.items()}
     return dict(final=final, config=asdict(s), data=source_of(federations(s)[0]))
@@ -188,18 +187,16 @@ def informed(line: Line, seed: int, inputs, how, s: Setting, asked: dict) -> dic
 SMOKE = ("none", "gaussian", "gaussian.local", "imvu", "ddgauss", "topk")
 SEEDS = {"smoke": (0,), "quick": (0,), "full": (0, 1, 2)}
 SECONDS = {"linear": 0.001, "cnn": 0.02}  # of one core, of one client's turn
-SLOWER = {"sqkr": {"linear": 10, "cnn": 120}}
+SLOWER = {("sqkr", "linear"): 10, ("sqkr", "cnn"): 120}
 
 
 def asked_of(s: Setting, kinds) -> dict:
     "End of a key -> mechanism, epsilon, whether with fewer bits."
-    asked = {}
-    for eps in s.budgets:
-        for kind in kinds:
-            asked[f"eps{eps}.{kind}"] = kind, eps, False
-            if kind in FEWER:
-                asked[f"eps{eps}.{kind}.few"] = kind, eps, True
-    return asked
+    return {
+        f"eps{eps}.{kind}{'.few' * few}": dict(kind=kind, eps=eps, few=few)
+        for eps, kind, few in product(s.budgets, kinds, (False, True))
+        if kind in FEWER or not few
+    }
 
 # %% ../../nbs/experiments/frontier.ipynb #0b5579a6
 def grid(scale: str) -> list:
@@ -211,28 +208,24 @@ def grid(scale: str) -> list:
         data = () if s.images == "digits" else (s.images,)
         common = dict(scale=scale, data=data, memory=3.0 if s.net == "cnn" else 1.5)
         work = s.rounds * s.cohort * SECONDS[s.net] * (6 if "writer" in s.images else 1)
-        minutes = {
-            k: (0.01 + work / 60) * SLOWER.get(k, {}).get(s.net, 1) for k in kinds
-        }
-        name = f"errors predicted from clients' updates, {task}"
+        minutes = {k: (0.01 + work / 60) * SLOWER.get((k, s.net), 1) for k in kinds}
+        who = f"updates.{task}", f"errors predicted from clients' updates, {task}"
         how = partial(informed, s=s, asked=asked)
-        made = dict(trains=False, minutes=0.2, compute=how)
-        lines.append(Line(f"updates.{task}", name, **made, **common))
+        lines.append(Line(*who, trains=False, minutes=0.2, compute=how, **common))
+        common |= dict(changes=s.changes)
         for kind in kinds:
-            key, name = f"tune.{task}.{kind}", f"step of {kind}, {task}"
-            made = dict(minutes=len(s.steps) * minutes[kind], changes=s.changes)
-            made |= dict(compute=partial(tune, s=s, kind=kind))
-            lines.append(Line(key, name, **made, **common))
+            who = f"tune.{task}.{kind}", f"step of {kind}, {task}"
+            how = dict(minutes=len(s.steps) * minutes[kind])
+            how |= dict(compute=partial(tune, s=s, kind=kind))
+            lines.append(Line(*who, **how, **common))
         noted = dict(model=s.net, task=task, clip=s.clip, visits=s.visits)
-        common |= dict(seeds=SEEDS[scale], noted=noted, changes=s.changes)
-        for end, who in ({"none": ("none", None, False)} | asked).items():
-            kind, _, few = who
-            row = None if kind == "none" else partial(row_of, s, *who)
-            how = partial(trained, s=s, kind=kind + ".few" * few, row=row)
-            made = dict(needs=(f"tune.{task}.{kind}@0",), minutes=minutes[kind])
-            fills = (f"ours.{scale}.frontier.{task}.{end}.acc",)
-            made |= dict(fills=fills, compute=how)
-            lines.append(Line(f"{task}.{end}", f"{end}, {task}", **made, **common))
+        common |= dict(seeds=SEEDS[scale], noted=noted)
+        asked = {"none": dict(kind="none", eps=None, few=False)} | asked
+        for end, made in asked.items():
+            kind, fills = made["kind"], (f"ours.{scale}.frontier.{task}.{end}.acc",)
+            how = dict(fills=fills, needs=(f"tune.{task}.{kind}@0",))
+            how |= dict(minutes=minutes[kind], compute=partial(trained, s=s, **made))
+            lines.append(Line(f"{task}.{end}", f"{end}, {task}", **how, **common))
     return lines
 
 # %% ../../nbs/experiments/frontier.ipynb #fpnt0011

@@ -41,7 +41,7 @@ def test_whoever_is_drawn_the_last_cohort_is_full():
 
 def test_all_rows_keep_one_definition_and_the_epsilon():
     asked = frontier.asked_of(SMALL, EVERY)
-    made = {end: frontier.row_of(SMALL, *who) for end, who in asked.items()}
+    made = {end: frontier.row_of(SMALL, **who) for end, who in asked.items()}
     guarantees = [row.guarantee for row in made.values()]
     shared = {(g.unit, g.relation, g.delta, g.scope) for g in guarantees}
     assert shared == {("client", "zero-out", frontier.DELTA, "total")}
@@ -58,8 +58,8 @@ def test_all_rows_keep_one_definition_and_the_epsilon():
 def test_every_row_of_the_grid_can_be_made(task):
     "In as many dimensions as its network has, and with as few bits as it says."
     s = frontier.settings("full")[task]
-    for kind, eps, few in frontier.asked_of(s, EVERY).values():
-        assert frontier.row_of(s, kind, eps, few).guarantee.eps <= eps
+    for who in frontier.asked_of(s, EVERY).values():
+        assert frontier.row_of(s, **who).guarantee.eps <= who["eps"]
 
 
 def test_tuning_is_scored_on_clients_who_never_train(monkeypatch):

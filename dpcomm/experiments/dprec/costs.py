@@ -7,7 +7,6 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/costs.ipynb #97a8bc03
 import math
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -26,8 +25,6 @@ from dpcomm.training.state import SERVER_STATE
 
 # %% ../../../nbs/dprec/costs.ipynb #71cd1589
 TASKS = ("mnist", "femnist", "shakespeare", "solr")
-
-
 paper_setting = partial(stated, "dprec")
 
 
@@ -39,21 +36,6 @@ def n_groups(task: str) -> int:
     return paper_setting(task, "rec.groups" if task == "solr" else "n_tensors")
 
 
-def protocol(task: str, method: str, rounds: int = None, indices: int = None) -> dict:
-    "Arguments of downlink.count_bits: message, alternative to the history, draws."
-    d, rec = paper_setting(task, "n_params"), method == "rec"
-    up = d * int(method.removeprefix("ddg")) if "ddg" in method else 32 * d
-    state, seed_bits = 0, 0
-    if rec:
-        up = (indices or n_groups(task)) * paper_setting(task, "rec.bits")
-        state = SERVER_STATE[SERVERS[paper_setting(task, "server_optimizer")]]
-        seed_bits = paper_setting(task, "rec.seed_bits")
-    who = {name: paper_setting(task, name) for name in ("n_clients", "cohort")}
-    who |= dict(rounds=rounds or rounds_of(task, "rec" if rec else "fedavg"))
-    sent = dict(bits=Bits.of(up, 0, seed_bits, d), model_bits=32 * d * (1 + state))
-    return who | sent | dict(replay=rec, sampling="replacement" if rec else "fixed")
-
-
 EVERY = [f"{task}.{m}" for task in TASKS for m in ("fedavg", "rec")]
 EVERY += [f"{t}.{m}" for t in ("femnist", "solr") for m in ("ddg16", "ddg12")]
 EVERY += [f"femnist.only.{m}" for m in ("fedavg", "rec64")]
@@ -62,21 +44,29 @@ EVERY += [f"femnist.local.{m}" for m in ("fedavg", "rec")]
 
 
 @cache
-def protocol_of(name: str) -> dict:
-    "Of one of EVERY, whose bytes the printed gigabytes count. [dprec Tables 1, 3]"
+def protocol(name: str) -> dict:
+    "Arguments of downlink.count_bits for one of EVERY. [dprec Tables 1, 3]"
     task, *study, method = name.split(".")
-    if not study:
-        return protocol(task, method)
-    rounds = paper_setting(task, f"{study[0]}.rounds")
-    d, size = (paper_setting(task, x) for x in ("n_params", "only.group_size"))
-    indices = -(-d // size) if method == "rec64" else None
-    return protocol(task, method.removesuffix("64"), rounds, indices)
+    setting, rec = partial(paper_setting, task), method.startswith("rec")
+    rounds = rounds_of(task, "rec" if rec else "fedavg")
+    rounds = setting(f"{study[0]}.rounds") if study else rounds
+    d, seed_bits, state = setting("n_params"), 0, 0
+    up = d * (int(method[3:]) if "ddg" in method else 32)
+    if rec:
+        groups = (
+            -(-d // setting("only.group_size")) if "64" in method else n_groups(task)
+        )
+        up, seed_bits = groups * setting("rec.bits"), setting("rec.seed_bits")
+        state = SERVER_STATE[SERVERS[setting("server_optimizer")]]
+    who = dict(n_clients=setting("n_clients"), cohort=setting("cohort"), rounds=rounds)
+    sent = dict(bits=Bits.of(up, 0, seed_bits, d), model_bits=32 * d * (1 + state))
+    return who | sent | dict(replay=rec, sampling="replacement" if rec else "fixed")
 
 
 @cache
 def count(name: str, seed: int):
-    """Both directions of a run as a Ledger; seed: root of the draws. [dprec Alg. 5]"""
-    return downlink.count_bits(**protocol_of(name), seed=seed)
+    "Both directions of a run as a Ledger; seed: root of the draws. [dprec Alg. 5]"
+    return downlink.count_bits(**protocol(name), seed=seed)
 
 
 def gib(name: str, seed: int) -> float:
@@ -91,68 +81,69 @@ ACCOUNTANTS = {
 }
 
 
-def mechanism_of(task: str, eps: str, kind: str):
-    "Stated noise or clip; with the rest, on which no epsilon depends. [dprec App. C.2]"
+def run_of(row: str) -> tuple:
+    "Stated noise or clip, with a rest that no epsilon needs, and its run. [dprec App. C.2]"
+    task, eps, kind = row.split(".")
+    setting, n = partial(paper_setting, task), paper_setting(task, "n_clients")
+    run = dict(n_clients=n, cohort=setting("cohort"), rounds=rounds_of(task, kind))
+    run |= dict(delta=n ** -setting("delta.exponent"))
     if kind == "rec":
-        clip, groups = paper_setting(task, f"rec.c.{eps}"), (1,) * n_groups(task)
-        return mechanism("rec", clip_norm=clip, std=1.0, groups=groups)
-    sigma = paper_setting(task, f"fedavg.sigma.{eps}")
-    return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma)
+        clip, groups = setting(f"rec.c.{eps}"), (1,) * n_groups(task)
+        return mechanism("rec", clip_norm=clip, std=1.0, groups=groups), run
+    run |= dict(sampling="poisson", premises={"sampling": PREMISE})
+    sigma = setting(f"fedavg.sigma.{eps}")
+    return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma), run
+
+
+CLASSIC = dict(accountant="rdp-classic", orders=accounting.INTEGER_ORDERS)
 
 
 @cache
 def epsilons(row: str) -> tuple:
     "Finite guarantees of a stated noise or clip, by accountant. [dprec App. C.2]"
-    task, eps, kind = row.split(".")
-    n, m = paper_setting(task, "n_clients"), mechanism_of(task, eps, kind)
-    run = dict(rounds=rounds_of(task, kind), n_clients=n)
-    run |= dict(cohort=paper_setting(task, "cohort"))
-    run |= dict(delta=n ** -paper_setting(task, "delta.exponent"))
-    if kind == "fedavg":
-        run |= dict(sampling="poisson", premises={"sampling": PREMISE})
-    what = ["neighbours"] if kind == "rec" else []
-    orders = {"rdp-classic": dict(orders=accounting.INTEGER_ORDERS)}
-    made = (
-        m.guarantee(**run, accountant=a, **orders.get(a, {})) for a in ACCOUNTANTS[kind]
+    m, run = run_of(row)
+    kind, what = ("rec", ["neighbours"]) if m.name == "rec" else ("fedavg", [])
+    ways = (
+        CLASSIC if a == "rdp-classic" else {"accountant": a} for a in ACCOUNTANTS[kind]
     )
+    made = (m.guarantee(**run, **way) for way in ways)
     return tuple(g.assuming(*what) for g in made if math.isfinite(g.eps))
+
+
+def epsilon(row: str, i: int) -> float:
+    return epsilons(row)[i].eps
 
 
 @cache
 def as_run(row: str) -> dict:
     "Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."
-    task, eps, kind = row.split(".")
-    n, cohort = (paper_setting(task, name) for name in ("n_clients", "cohort"))
-    run = Config(cohort=cohort), n, rounds_of(task, kind), epsilons(row)[0].delta
-    return {} if kind == "rec" else accounts.as_run(mechanism_of(task, eps, kind), *run)
+    m, run = run_of(row)
+    who = Config(cohort=run["cohort"]), run["n_clients"], run["rounds"], run["delta"]
+    return {} if m.name == "rec" else accounts.as_run(m, *who)
 
 
-def readings() -> dict:
+def read_as(reading: str) -> float:
     "StackOverflow's epsilon, if the second term of Theorem 1 is read otherwise."
-    c, n = paper_setting("solr", "rec.c.eps1"), paper_setting("solr", "n_clients")
-    cohort, delta = paper_setting("solr", "cohort"), n**-1.1
-    slots, orders = paper_setting("solr", "rounds") * cohort, np.arange(2, 258)
+    names = "rec.c.eps1", "n_clients", "cohort", "rounds"
+    c, n, cohort, rounds = (paper_setting("solr", name) for name in names)
+    slots, orders, delta = rounds * cohort, np.arange(2, 258), n**-1.1
     loss = 2 * slots * accounting.rdp_subsampled_gaussian(orders + 1, 1 / c, 1 / n)
     per_slot = 12 / 2 ** (7 * n_groups("solr"))
-    terms = {
+    lost = {
         "rounds": per_slot * slots / cohort * math.exp(c * c),
         "subsampled": per_slot * slots * (1 + (math.exp(c * c) - 1) / n**2),
         "dropped": 0.0,
-    }
-    return {
-        k: float(np.min(loss - math.log(delta - x) / orders)) for k, x in terms.items()
-    }
+    }[reading]
+    return float(np.min(loss - math.log(delta - lost) / orders))
 
 
 def paid(task: str, eps: int) -> float:
     "Epsilon that DP-FedAvg has left where it reaches DP-REC's accuracy. [dprec Sec. 4.1]"
     keys = f"{task}.ratio_at_accuracy", f"{task}.ratio"
     at, whole = (paper_tables.cell("dprec", key).value for key in keys)
-    rounds = round(rounds_of(task, "fedavg") * at / whole)
-    n, m = paper_setting(task, "n_clients"), mechanism_of(task, f"eps{eps}", "fedavg")
-    run = dict(rounds=rounds, delta=n**-1.1, n_clients=n, sampling="poisson")
-    run |= dict(cohort=paper_setting(task, "cohort"), accountant="rdp-classic")
-    return eps - m.guarantee(**run, orders=accounting.INTEGER_ORDERS).eps
+    m, run = run_of(f"{task}.eps{eps}.fedavg")
+    run["rounds"] = round(run["rounds"] * at / whole)
+    return eps - m.guarantee(**run, **CLASSIC).eps
 
 # %% ../../../nbs/dprec/costs.ipynb #7660ac45
 ONLY = tuple(f"femnist.only.{name}rec.comm" for name in ("", "eps1.", "eps3.", "eps6."))
@@ -168,7 +159,7 @@ EXTRA = {  # row -> its run, the cells it fills beside that of whole bytes
 
 def drawn(line: Line, seed: int, inputs, how, name: str) -> dict:
     "Count one row of a table, and say what it proves. [dprec Sec. 2.5, Sec. 4.1]"
-    r, ledger, sent = protocol_of(name), count(name, seed), gib(name, seed)
+    r, ledger, sent = protocol(name), count(name, seed), gib(name, seed)
     bits, cells = r["bits"].content, {}
     for cell in line.fills:
         value = [sent, "GiB"]
@@ -192,22 +183,21 @@ def drawn(line: Line, seed: int, inputs, how, name: str) -> dict:
     return outcome
 
 
-def computed(line: Line, seed: int, inputs, how, values: Callable, unit: str) -> dict:
+def computed(line: Line, seed: int, inputs, how, values: list, unit: str) -> dict:
     "Numbers that do not depend on the seed. [dprec Tables 1, 3; Sec. 2.5, Sec. 4.1]"
-    return dict(cells={cell: [v, unit] for cell, v in zip(line.fills, values())})
+    return dict(cells={cell: [f(), unit] for cell, f in zip(line.fills, values)})
 
 
-def shares() -> list:
-    def share(c):
-        return c.uplink_bits / (c.uplink_bits + c.downlink_bits)
-
-    draws = ([share(count(name, seed)) for seed in range(3)] for name in EVERY)
-    return [100 * np.mean(each) for each in draws]
+def share(name: str) -> float:
+    "Percent of a run's bits that go up, mean of three draws."
+    runs = [count(name, seed) for seed in range(3)]
+    ups = [run.uplink_bits / (run.uplink_bits + run.downlink_bits) for run in runs]
+    return 100 * np.mean(ups)
 
 # %% ../../../nbs/dprec/costs.ipynb #a3df5264
 def settings(scale: str) -> dict:
     "Protocols whose bytes the printed gigabytes count."
-    return {name: protocol_of(name) for name in EVERY}
+    return {name: protocol(name) for name in EVERY}
 
 # %% ../../../nbs/dprec/costs.ipynb #b80d1fc4
 def grid(scale: str) -> list:
@@ -220,8 +210,9 @@ def grid(scale: str) -> list:
         more = dict(trains=False, minutes=0.02, compute=compute, seeds=seeds)
         lines.append(Line(key, name, scale, fills, **more))
 
-    def formula(key, name, cells, values, unit):
-        add(key, name, cells, partial(computed, values=values, unit=unit))
+    def formula(key, name, unit, values):
+        how = partial(computed, values=[*values.values()], unit=unit)
+        add(key, name, values, how)
 
     others = "femnist.only.fedavg", "femnist.only.rec64", "femnist.local.rec"
     for row in (*ROWS, *others):
@@ -234,22 +225,22 @@ def grid(scale: str) -> list:
         first = [] if row == "solr.eps1.rec" else [f"{row}.eps"]
         tighter = ACCOUNTANTS[row.split(".")[-1]][1:]
         cells = first + [f"ours.{row}.eps.{name}" for name in tighter]
-        values = partial(lambda row: [g.eps for g in epsilons(row)], row)
-        formula(f"{row}.eps", f"epsilons of {row}", cells, values, "eps")
-    what = "what sends the same in every round"
-    cells = ["ours." * k.startswith("mnist") + f"{k}.comm" for k in DENSE]
-    formula("dense", what, cells, lambda: [gib(name, 0) for name in DENSE], "GiB")
-    what = "share of the uplink, mean of three draws"
-    cells = [f"ours.{name}.uplink_share" for name in EVERY]
-    formula("shares", what, cells, shares, "percent")
-    what, whole = "a model update in indices of eight bits", "8-bit indices"
-    formula("index", what, ["index.equivalent"], lambda: [1000 * 32 / 8], whole)
-    what = "StackOverflow's epsilon, read otherwise"
+        values = {cell: partial(epsilon, row, i) for i, cell in enumerate(cells)}
+        formula(f"{row}.eps", f"epsilons of {row}", "eps", values)
+    values = {
+        "ours." * k.startswith("mnist") + f"{k}.comm": partial(gib, k, 0) for k in DENSE
+    }
+    formula("dense", "what sends the same in every round", "GiB", values)
+    values = {f"ours.{name}.uplink_share": partial(share, name) for name in EVERY}
+    formula("shares", "share of the uplink, mean of three draws", "percent", values)
+    name, unit = "a model update in indices of eight bits", "8-bit indices"
+    formula("index", name, unit, {"index.equivalent": lambda: 1000 * 32 / 8})
     each = "rounds", "subsampled", "dropped"
-    cells = [f"ours.solr.eps1.rec.eps.{reading}" for reading in each]
-    formula("readings", what, cells, lambda: [readings()[x] for x in each], "eps")
-    what, at = "epsilon paid at a common accuracy", [("mnist", 6), ("mnist", 3)]
-    at += [("femnist", 6), ("femnist", 3)]
-    cells = [f"ours.{task}.eps{eps}.paid" for task, eps in at]
-    formula("paid", what, cells, lambda: [paid(*each) for each in at], "eps")
+    values = {f"ours.solr.eps1.rec.eps.{x}": partial(read_as, x) for x in each}
+    formula("readings", "StackOverflow's epsilon, read otherwise", "eps", values)
+    at = [(task, eps) for task in ("mnist", "femnist") for eps in (6, 3)]
+    values = {
+        f"ours.{task}.eps{eps}.paid": partial(paid, task, eps) for task, eps in at
+    }
+    formula("paid", "epsilon paid at a common accuracy", "eps", values)
     return lines

@@ -7,14 +7,15 @@ __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/imvu/femnist.ipynb #f3b07a15
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 
 import numpy as np
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
-from dpcomm.evidence import paper_tables
 from dpcomm.experiments.lines import Line, from_training, source_of, stated
 from dpcomm.mechanisms import mvu
 from dpcomm.mechanisms.contract import mechanism
@@ -44,17 +45,16 @@ class Sweep:
     @property
     def points(self) -> dict:
         "Key -> (data, mechanism, level, server's rate), in the order of the runs."
+        steps, levels = zip(self.rates, self.small), zip(self.sigmas, self.eps[::-1])
         points = {}
-        for data in self.data:
-            for rate, small in zip(self.rates, self.small):
-                for sigma, eps in zip(self.sigmas, self.eps[::-1]):
-                    for kind, what, level, step in (
-                        ("gaussian", "sigma", sigma, rate),
-                        ("imvu", "eps", eps, rate),
-                        ("signsgd", "sigma", sigma, small),
-                    ):
-                        key = f"{data}.{kind}.{what}{level:g}.rate{step:g}"
-                        points[key] = data, kind, level, step
+        for data, (rate, small), (sigma, eps) in product(self.data, steps, levels):
+            for kind, what, level, step in (
+                ("gaussian", "sigma", sigma, rate),
+                ("imvu", "eps", eps, rate),
+                ("signsgd", "sigma", sigma, small),
+            ):
+                key = f"{data}.{kind}.{what}{level:g}.rate{step:g}"
+                points[key] = data, kind, level, step
         return points
 
     def changes(self, rate: float) -> dict:
@@ -80,14 +80,14 @@ def federation(data: str):
     "Clients that train, and the images of those that never do. [imvu Sec. 4.2]"
     if data == "femnist":
         everyone = images.femnist()
+    elif data == "by_writer":
+        dataset = images.load("mnist-by-writer")
+        parts = images.by_writer(dataset.writers)
+        everyone = images.Federation(dataset, parts, "by writer")
     else:
-        dataset = images.load("mnist-by-writer" if data == "by_writer" else data)
-        if data == "by_writer":
-            parts, rule = images.by_writer(dataset.writers), "by writer"
-        else:
-            parts = images.iid(len(dataset.y), 20, seed_tree(0, "partition"))
-            rule = "iid on 20 clients"
-        everyone = images.Federation(dataset, parts, rule)
+        dataset = images.load(data)
+        parts = images.iid(len(dataset.y), 20, seed_tree(0, "partition"))
+        everyone = images.Federation(dataset, parts, "iid on 20 clients")
     out = round(0.1 * len(everyone.parts))
     return images.hold_out_clients(everyone, out, seed_tree(0, "held out"))
 
@@ -115,35 +115,33 @@ def train(line: Line, seed: int, inputs, how: dict, s: Sweep, point: tuple):
     how.pop("device", None)
     task, about = task_of(line.changes, s, point, seed)
     done = example_level.simulate(task, **how)
-    delta = paper_tables.hyper("imvu", "delta").value
-    promise = example_level.guarantee(task.mechanism, about["most"], delta)
+    most, delta = about["most"], paper_setting("delta")
+    promise = example_level.guarantee(task.mechanism, most, delta)
     cells = {line.fills[0]: "accuracy"}
     outcome = from_training(task, done, cells, lambda rounds: promise, **about)
     if outcome is None:
         return None
     history = [h | {"eps": promise.eps} for h in outcome["history"]]
-    more = dict(final=history[-1], history=history)
-    return outcome | more
+    return outcome | dict(final=history[-1], history=history)
 
 
-def worst(line: Line, seed: int, inputs: dict, how, mine: tuple) -> dict:
+def worst(line: Line, seed: int, inputs: dict, how, mine: list) -> dict:
     """Smallest distance of I-MVU's frontier above another's: at every epsilon of the other,
     the best mean over seeds among the settings with no larger epsilon. [imvu Figure 3]
     """
-    frontiers, groups = {True: [], False: []}, {}
+    groups = defaultdict(list)
     for record in inputs.values():
         if record.final:
-            groups.setdefault(record.key, []).append(record)
-    for key, group in groups.items():
-        score = np.mean([r.final["accuracy"] for r in group])
-        frontiers[key in mine].append((group[0].guarantee["eps"], score))
+            groups[record.key].append(record)
+    scores = [np.mean([r.final["accuracy"] for r in g]) for g in groups.values()]
+    prices = np.array([group[0].guarantee["eps"] for group in groups.values()])
+    ours, scores = np.isin([*groups], mine), np.array(scores)
 
-    def best(is_mine, eps):
-        within = [a for e, a in frontiers[is_mine] if e <= eps * (1 + 1e-9)]
-        return max(within, default=-math.inf)
+    def best(whose, eps):
+        return scores[whose & (prices <= eps * (1 + 1e-9))].max(initial=-math.inf)
 
-    gaps = [best(True, eps) - best(False, eps) for eps, _ in frontiers[False]]
-    gap = float(min(gap for gap in gaps if math.isfinite(gap)))
+    gaps = [best(ours, eps) - best(~ours, eps) for eps in prices[~ours]]
+    gap = float(min(filter(math.isfinite, gaps)))
     cells = {line.fills[0]: [gap, "percentage points"]}
     return dict(cells=cells, data=inputs[line.needs[0]].data)
 
@@ -169,23 +167,23 @@ def more_bits(line: Line, seed: int, inputs, how: dict, s: Sweep, data: str) -> 
 # %% ../../../nbs/imvu/femnist.ipynb #40471bb7
 def grid(scale: str) -> list:
     "Settings of the sweep, what is read off them, more bits. [imvu Figures 3 and 4]"
-    s, minutes = settings(scale), {"smoke": 0.02, "quick": 1.1, "full": 1.1}[scale]
-    mark, lines = "ours." if scale == "full" else f"ours.{scale}.", []
-    for key, (data, kind, level, rate) in s.points.items():
+    s, lines, minutes = settings(scale), [], 0.02 if scale == "smoke" else 1.1
+    mark = "ours." if scale == "full" else f"ours.{scale}."
+    for key, point in s.points.items():
+        data, kind, level, rate = point
         name = f"{LABELS[kind]} on {data}, level {level:g}, server's rate {rate:g}"
         fills = (f"{mark}{data}.{kind}.{level}.{rate}.acc",)
         more = dict(data=FILES[data], memory=2.0, minutes=minutes, seeds=s.seeds)
-        more |= dict(changes=s.changes(rate))
-        how = partial(train, s=s, point=(data, kind, level, rate))
-        lines.append(Line(key, name, scale, fills, compute=how, **more))
+        more |= dict(changes=s.changes(rate), compute=partial(train, s=s, point=point))
+        lines.append(Line(key, name, scale, fills, **more))
     for data in s.data:
+        kinds = {key: kind for key, (of, kind, *_) in s.points.items() if of == data}
+        mine = [key for key, kind in kinds.items() if kind == "imvu"]
         for other in ("gaussian", "signsgd"):
-            asked = {k: v[1] for k, v in s.points.items() if v[0] == data}
-            keys = [key for key, kind in asked.items() if kind in ("imvu", other)]
-            mine = tuple(key for key in keys if asked[key] == "imvu")
+            keys = [key for key, kind in kinds.items() if kind in ("imvu", other)]
             needs = tuple(f"{key}@{seed}" for seed in s.seeds for key in keys)
-            ours = f"{mark}{data}.imvu_minus_{other}.least"
-            cell = f"femnist.imvu_minus_{other}" if data == "femnist" else ours
+            cell = f"{mark}{data}.imvu_minus_{other}.least"
+            cell = f"femnist.imvu_minus_{other}" if data == "femnist" else cell
             name = f"I-MVU minus {LABELS[other]} on {data}, worst of the frontier"
             who = f"{data}.imvu_minus_{other}", name, scale, (cell,), needs
             lines.append(Line(*who, compute=partial(worst, mine=mine)))
