@@ -32,15 +32,13 @@ def spec(config, sizes, n_clients: int, method: str, eps=3, bits: int = 7, size=
     """method: rec; sample, of DP-REC's Gaussian; local, DP-FedAvg whose noise every client
     adds itself; coded, DP-REC without a clip; plain. [dprec Fig. 2, Table 3, Sec. 4.1]
     """
-    fixed, drawn = (replace(config, sampling=law) for law in ("fixed", "replacement"))
-    std = paper_setting("rec.std")
+    std, drawn = paper_setting("rec.std"), replace(config, sampling="replacement")
     if method == "plain":
-        return accounts.Spec(Gaussian(FAR, 1e-15, exact=False), fixed)
+        return accounts.Spec(Gaussian(FAR, 1e-15, exact=False), config)
     if method == "coded":
         groups = accounts.equal_groups(sum(sizes), size) if size else sizes
         return accounts.Spec(Rec(FAR, std, groups=groups), drawn)
-    run = n_clients, config.cohort, config.rounds, len(sizes)
-    c = accounts.calibrated_c(eps, *run)
+    c = accounts.calibrated_c(eps, n_clients, config.cohort, config.rounds, len(sizes))
     if method == "rec":
         return accounts.rec(config, n_clients, c, std, sizes, bits)
     if method == "sample":
@@ -48,16 +46,15 @@ def spec(config, sizes, n_clients: int, method: str, eps=3, bits: int = 7, size=
     delta = accounts.delta_of(n_clients)
     sigma = accounts.equal_local_sigma(c, 7 * len(sizes), delta)
     noisy = Gaussian(paper_setting("fedavg.clip"), sigma, local=True, exact=False)
+    promise = partial(noisy.guarantee, delta=delta)
 
     def account(rounds):
-        how = dict(accountant="rdp-classic", scope="per-round")
-        return noisy.guarantee(delta=delta, rounds=1, **how)
+        return promise(rounds=1, accountant="rdp-classic", scope="per-round")
 
     def whole_run(rounds):
-        how = dict(rounds=rounds, delta=delta, accountant="rdp-balle")
-        return {"zero-out": noisy.guarantee(**how)}
+        return {"zero-out": promise(rounds=rounds, accountant="rdp-balle")}
 
-    return accounts.Spec(noisy, fixed, account, whole_run)
+    return accounts.Spec(noisy, config, account, whole_run)
 
 
 def shortened(outcome, task, done) -> dict:

@@ -19,16 +19,15 @@ from dpcomm.experiments.lines import Line, stated
 paper_setting = partial(stated, "dprec", "femnist")
 SERVERS = {"SGD": "sgd", "SGD with momentum": "momentum", "Adam": "adam"}
 FIELDS = dict(epochs="local_epochs", batch="batch_size", lr="client_lr")
-FIELDS |= dict(cohort="cohort")
+FIELDS |= dict(cohort="cohort", server_lr="server_lr")
 
 
 def paper_config(task: str, **changes) -> dict:
     "Fields of Config as a task's text states them, and changes. [dprec App. C.2]"
     setting = partial(stated, "dprec", task)
     fields = {field: setting(name) for field, name in FIELDS.items()}
-    server = SERVERS[setting("server_optimizer")]
-    fields |= dict(server=server, server_lr=setting("server_lr"))
-    if server == "momentum":
+    fields["server"] = SERVERS[setting("server_optimizer")]
+    if fields["server"] == "momentum":
         fields |= dict(momentum=setting("server_momentum"))
     return fields | changes
 
@@ -39,9 +38,8 @@ def protocol(**changes) -> dict:
     s |= dict(changes=paper_config("femnist", **dict(eval_every=50) | changes))
     named = dict(n_clients="n_clients", short="fedavg.rounds", long="rec.rounds")
     s |= {name: paper_setting(theirs) for name, theirs in named.items()}
-    s |= dict(budgets=(3, 6, 1), refused=("eps1.ddg12",), seeds=(0,))
-    minutes = 150, 510  # of a short and of a long run
-    return s | dict(data=("femnist",), memory=5.0, minutes=minutes)
+    s |= dict(budgets=(3, 6, 1), refused=("eps1.ddg12",), data=("femnist",), memory=5.0)
+    return s | dict(minutes=(150, 510))  # of a short and of a long run
 
 # %% ../../../nbs/dprec/by_writer.ipynb #33c22570
 def settings(scale: str) -> dict:
@@ -76,9 +74,8 @@ def made_of(s: dict, is_long: bool) -> dict:
     fused = dict(engine="fused") if s["net"].startswith("cnn") else {}
     changes = s["changes"] | fused | dict(rounds=s["long" if is_long else "short"])
     noted = dict(model=s["net"], task=s["task"])
-    more = dict(net=s["net"], changes=changes, noted=noted)
-    more |= {name: s[name] for name in ("data", "seeds", "memory")}
-    return more | dict(minutes=s["minutes"][is_long])
+    more = {name: s[name] for name in ("net", "data", "memory")}
+    return more | dict(changes=changes, noted=noted, minutes=s["minutes"][is_long])
 
 
 def spec(config, sizes, eps: int, kind: str, n_clients: int):
@@ -107,7 +104,7 @@ def columns(s: dict, scale: str, clients) -> list:
 
 
 def claims_of(claims: dict, s: dict, scale: str, **more) -> list:
-    more |= dict(seeds=s["seeds"], data=s["data"])
+    more |= dict(data=s["data"])
     return [
         Line(key, f"{a} above {b}", scale, (f"writer.{key}",), (a, b), **more)
         for key, (a, b) in claims.items()

@@ -95,7 +95,7 @@ def run_of(row: str) -> tuple:
     return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma), run
 
 
-CLASSIC = dict(accountant="rdp-classic", orders=accounting.INTEGER_ORDERS)
+ORDERS = {"rdp-classic": dict(orders=accounting.INTEGER_ORDERS)}
 
 
 @cache
@@ -103,10 +103,8 @@ def epsilons(row: str) -> tuple:
     "Finite guarantees of a stated noise or clip, by accountant. [dprec App. C.2]"
     m, run = run_of(row)
     kind, what = ("rec", ["neighbours"]) if m.name == "rec" else ("fedavg", [])
-    ways = (
-        CLASSIC if a == "rdp-classic" else {"accountant": a} for a in ACCOUNTANTS[kind]
-    )
-    made = (m.guarantee(**run, **way) for way in ways)
+    by = ACCOUNTANTS[kind]
+    made = (m.guarantee(**run, accountant=a, **ORDERS.get(a, {})) for a in by)
     return tuple(g.assuming(*what) for g in made if math.isfinite(g.eps))
 
 
@@ -142,8 +140,8 @@ def paid(task: str, eps: int) -> float:
     keys = f"{task}.ratio_at_accuracy", f"{task}.ratio"
     at, whole = (paper_tables.cell("dprec", key).value for key in keys)
     m, run = run_of(f"{task}.eps{eps}.fedavg")
-    run["rounds"] = round(run["rounds"] * at / whole)
-    return eps - m.guarantee(**run, **CLASSIC).eps
+    run |= dict(rounds=round(run["rounds"] * at / whole), accountant="rdp-classic")
+    return eps - m.guarantee(**run, **ORDERS["rdp-classic"]).eps
 
 # %% ../../../nbs/dprec/costs.ipynb #7660ac45
 ONLY = tuple(f"femnist.only.{name}rec.comm" for name in ("", "eps1.", "eps3.", "eps6."))

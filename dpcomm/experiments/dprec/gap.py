@@ -8,6 +8,7 @@ __all__ = ['grid']
 # %% ../../../nbs/dprec/gap.ipynb #a9c9a650
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
@@ -60,32 +61,30 @@ def clients(factor: str, scale: str, deal: int = 0):
     return images.Federation(data, parts, "Dirichlet(1) labels, equal sizes")
 
 # %% ../../../nbs/dprec/gap.ipynb #17004a92
-def gap_line(scale, factor: str, eps: int, kind: str, net, name, iclr=False, **more):
-    "A line with one factor varied. [dprec Table 1, MNIST]"
+def gap_line(scale, net: str, factor: str, eps: int, kind: str, what: str, **more):
+    "A line with one factor varied; kind: fedavg, rec, or iclr. [dprec Table 1, MNIST]"
     s, law = settings(scale), "glorot" if factor == "glorot" else "torch"
-    how = dict(eps=eps, kind="fedavg" if kind == "fedavg" else "rec")
-    how |= dict(n_clients=s["n_clients"], setting=clip(eps, "iclr") if iclr else None)
-    key = f"{'cnn.' if net == 'cnn' else ''}{factor}.eps{eps}.{kind}"
+    method = "fedavg" if kind == "fedavg" else "rec"
+    ratio = clip(eps, "iclr") if "iclr" in (factor, kind) else None
+    how = dict(eps=eps, kind=method, n_clients=s["n_clients"], setting=ratio)
     changes = s["changes"] | dict(engine="fused") | CHANGES.get(factor, {})
     more |= dict(spec=partial(mnist_spec, **how), law=law, changes=changes)
     more |= dict(noted=dict(model=net, law=law, factor=factor))
     deal = factor == "deal"
     more |= dict(clients=lambda seed: clients(factor, scale, seed * deal))
-    return line(s, scale, net, key, name, [f"ours.{scale}.gap.{key}.acc"], **more)
+    key = f"{'cnn.' if net == 'cnn' else ''}{factor}.eps{eps}.{kind}"
+    who = key, f"{NAMES[method]}, epsilon {eps}, {what}"
+    return line(s, scale, net, *who, [f"ours.{scale}.gap.{key}.acc"], **more)
 
 # %% ../../../nbs/dprec/gap.ipynb #b5c658ec
 def large(scale: str) -> list:
     "What is asked of the network of 582,026 parameters. [dprec Table 1, MNIST]"
     lines, common = [], dict(memory=2.0, minutes=47, seeds=(0, 1, 2))
+    others = {"iclr": ("rec",), "step": ("fedavg", "rec", "iclr")}
     for factor, what in LARGE.items():
-        kinds = {"rec": "DP-REC"} if factor == "iclr" else NAMES
-        kinds = kinds | ({"iclr": "DP-REC"} if factor == "step" else {})
-        for eps in (3, 6):
-            for kind, method in kinds.items():
-                clip = ", the ICLR text's clip" if kind == "iclr" else ""
-                name = f"{method}, epsilon {eps}, {what}{clip}, cnn"
-                more = common | dict(name=name, iclr="iclr" in (factor, kind))
-                lines.append(gap_line(scale, factor, eps, kind, "cnn", **more))
+        for eps, kind in product((3, 6), others.get(factor, NAMES)):
+            said = f"{what}, {LARGE['iclr']}, cnn" if kind == "iclr" else f"{what}, cnn"
+            lines.append(gap_line(scale, "cnn", factor, eps, kind, said, **common))
     return lines
 
 # %% ../../../nbs/dprec/gap.ipynb #a827958a
@@ -96,9 +95,8 @@ def grid(scale: str) -> list:
     lines, common = [], dict(memory=1.5, minutes=5 if scale == "full" else 0.1)
     for factor, eps, kind in asked:
         net = "lenet5_tanh" if factor == "tanh" else settings(scale)["net"]
-        name = f"{NAMES[kind]}, epsilon {eps}, {FACTORS.get(factor, 'ICLR clip')}"
         is_clip = kind == "rec" and factor in ("base", "iclr")
-        more = common | dict(name=name, seeds=tuple(range(10 if is_clip else 4)))
-        more |= dict(iclr=factor == "iclr")
-        lines.append(gap_line(scale, factor, eps, kind, net, **more))
+        who = net, factor, eps, kind, FACTORS.get(factor, "ICLR clip")
+        seeds = tuple(range(10 if is_clip else 4))
+        lines.append(gap_line(scale, *who, seeds=seeds, **common))
     return lines + large(scale) if scale == "full" else lines

@@ -16,7 +16,7 @@ import torch
 from scipy import special, stats
 
 from dpcomm.core.random import Insecure, seed_tree
-from dpcomm.core.vectors import flatten
+from dpcomm.core.vectors import pack
 from dpcomm.core.wire import unpack_bits
 from dpcomm.experiments import accounts
 from dpcomm.experiments.accounts import mnist_clients
@@ -28,7 +28,7 @@ from dpcomm.training import downlink, models
 from dpcomm.training.federated import Config
 from dpcomm.training.local_sgd import evaluate
 from dpcomm.training.round import train_cohort
-from dpcomm.training.state import Task, sample_cohort
+from dpcomm.training.state import Task
 
 # %% ../../../nbs/dprec/indices.ipynb #a454824f
 def settings(scale: str) -> dict:
@@ -97,31 +97,27 @@ def price(state: dict, lengths, parts, rng) -> list:
     return np.mean(saved, 0).tolist()
 
 
-def priced_run(m, net, clients, config, seed: int, workers: int = 1) -> tuple:
+def priced_run(task: Task, workers: int = 1) -> tuple:
     "Bits saved a round, scores and traffic, last updates, of one Rec. [dprec Alg. 8]"
     torch.set_num_threads(1)
     state, history, v = {"counts": np.full(K, 0.5), "sum": 0.0, "n": 0}, [], None
-    w = flatten(p.detach() for p in net.parameters())
-    task, n_clients = Task(net, clients, m, config, seed), len(clients.parts)
+    m, config, w = task.mechanism, task.config, pack(task.model)
     for t in range(config.rounds):
-        rng = seed_tree(seed, "round", t, "sample")
-        cohort = sample_cohort(n_clients, config.cohort, config.sampling, rng)
-        visits = [("round", t, "visit", i) for i in range(len(cohort))]
-        batches = [seed_tree(seed, *visit, "batches") for visit in visits]
+        cohort, visits = task.cohort(t), range(config.cohort)
+        batches = [task.stream(t, "visit", i, "batches") for i in visits]
         with ThreadPoolExecutor(workers) as pool:
             trained = train_cohort(task, w, cohort, batches, pool)
             updates = torch.cat([u for u, _ in trained])
         if v is not None:
-            length, part = along(updates, v, m)
-            saved = price(state, length, part, seed_tree(seed, "round", t, "price"))
+            saved = price(state, *along(updates, v, m), task.stream(t, "price"))
             history.append(dict(round=t + 1) | dict(zip(CODES, saved)))
-        noise = [seed_tree(seed, *visit, "noise") for visit in visits]
+        noise = [task.stream(t, "visit", i, "noise") for i in visits]
         v = m.aggregate(m.simulate(updates, noise), len(cohort), None)
         w = w + v
-    accuracy = evaluate(net, w, clients.data.x_test, clients.data.y_test)[0]
-    run = dict(rounds=config.rounds, sampling=config.sampling, seed=seed)
-    run |= dict(bits=m.bits(len(w)), model_bits=32 * len(w))
-    sent = downlink.count_bits(n_clients, config.cohort, **run)
+    data = task.federation.data
+    accuracy = evaluate(task.model, w, data.x_test, data.y_test)[0]
+    run = task.n_clients, config.cohort, config.rounds, m.bits(len(w)), 32 * len(w)
+    sent = downlink.count_bits(*run, sampling=config.sampling, seed=task.seed)
     final = dict(accuracy=accuracy, beta=state["sum"] / state["n"])
     final |= {name: getattr(sent, name) for name in ("uplink_bits", "downlink_bits")}
     return history, final, updates
@@ -177,8 +173,8 @@ def spec(line: Line, clips: bool, size: int = None):
 def play(line: Line, seed: int, inputs, how: dict, clips: bool, size: int = None):
     s, made, dealt = settings(line.scale), spec(line, clips, size), clients(line.scale)
     m, config, d = made.mechanism, made.config, sum(made.mechanism.groups)
-    run = m, network(line.scale, seed), dealt, config, seed, how.get("workers", 1)
-    history, final, updates = priced_run(*run)
+    task = Task(network(line.scale, seed), dealt, m, config, seed)
+    history, final, updates = priced_run(task, how.get("workers", 1))
     saved = np.array([[h[c] for c in CODES] for h in history])
     values = [[float(bits), "bits per index"] for bits in saved.mean(0)]
     values.append([float(saved[:, 0].mean() * len(m.groups)), "bits per message"])
@@ -194,23 +190,23 @@ def play(line: Line, seed: int, inputs, how: dict, clips: bool, size: int = None
     return outcome | more
 
 # %% ../../../nbs/dprec/indices.ipynb #32302a3c
-CASES = {
-    "private": ("private, an index a tensor", dict(clips=True)),
-    "only": ("no clipping, an index a tensor", dict(clips=False)),
-    "only64": ("no clipping, groups of 64", dict(clips=False, size=64)),
+CASES = {  # key -> name, whether updates are clipped, size of equal groups
+    "private": ("private, an index a tensor", True, None),
+    "only": ("no clipping, an index a tensor", False, None),
+    "only64": ("no clipping, groups of 64", False, 64),
 }
 
 # %% ../../../nbs/dprec/indices.ipynb #9af22c7e
 def grid(scale: str) -> list:
     "Three ways to cut and clip an update."
-    lines = []
-    for key, (name, how) in CASES.items():
-        start = f"ours.{scale}.indices."
+    lines, start = [], f"ours.{scale}.indices."
+    data = () if scale == "smoke" else ("mnist-by-writer",)
+    more = dict(data=data, memory=2.0, changes=settings(scale)["changes"])
+    more |= dict(minutes={"smoke": 0.1, "quick": 0.3, "full": 20}[scale])
+    for key, (name, clips, size) in CASES.items():
         cells = [f"{start}{key}.{column}" for column in (*CODES, "told_message")]
-        for law in ("fresh", "public") if "size" in how else ():
+        for law in ("fresh", "public") if size else ():
             cells += [f"{start}{law}.{test}" for test in TESTS]
-        more = dict(memory=2.0, minutes={"smoke": 0.1, "quick": 0.3, "full": 20}[scale])
-        more |= dict(data=() if scale == "smoke" else ("mnist-by-writer",))
-        more |= dict(compute=partial(play, **how), changes=settings(scale)["changes"])
-        lines.append(Line(key, name, scale, tuple(cells), **more))
+        how = partial(play, clips=clips, size=size)
+        lines.append(Line(key, name, scale, tuple(cells), compute=how, **more))
     return lines

@@ -66,11 +66,6 @@ def sqkr_error(x, m, public: bool = False) -> float:
     stays = d * (a.mean(0) ** 2).sum() - (x.mean(0) ** 2).sum()
     return float(stays + d * (m.level**2 - (a**2).sum(1).mean()) / n)
 
-
-def least_bits(slots: int, delta: float) -> int:
-    "Fewest bits of an index whose overhead stays below delta. [dprec App. D.2; Thm. 1]"
-    return math.floor(math.log2(12 * slots / delta)) + 1
-
 # %% ../../../nbs/dprec/mean.ipynb #2b954add
 def method(key: str):
     if key.startswith("sqkr"):
@@ -106,8 +101,8 @@ def closed_form(key: str, scale: str, t: float) -> float:
 def about(scale: str) -> dict:
     s = settings(scale)
     hashed = hashlib.sha256(vectors(0, **s).numpy().tobytes()).hexdigest()[:12]
-    data = dict(name="halves N(10, 1) and N(1, 1), unit norm", n=s["n"])
-    return data | dict(seed0_hash=hashed)
+    name = "halves N(10, 1) and N(1, 1), unit norm"
+    return dict(name=name, n=s["n"], seed0_hash=hashed)
 
 
 def estimated(line: Line, seed: int, inputs, how, t: float) -> dict:
@@ -118,20 +113,20 @@ def estimated(line: Line, seed: int, inputs, how, t: float) -> dict:
     final = dict(mse=mse, uplink_bits=s["n"] * bits.content, downlink_bits=0)
     formula = closed_form(line.key, line.scale, t)
     config = s | dict(mechanism=repr(m), closed_form=formula)
-    cells = {cell: [mse, "squared error"]}
-    more = dict(config=config, bits=bits, data=about(line.scale))
-    return dict(cells=cells, final=final) | more
+    outcome = dict(config=config, final=final, bits=bits, data=about(line.scale))
+    return outcome | dict(cells={cell: [mse, "squared error"]})
 
 
 def fewest(line: Line, seed: int, inputs, how) -> dict:
-    cells = {line.fills[0]: [float(least_bits(1, paper_setting("delta"))), "bits"]}
+    "Fewest bits of an index whose overhead stays below delta. [dprec App. D.2; Thm. 1]"
+    bits = math.floor(math.log2(12 / paper_setting("delta"))) + 1
+    cells = {line.fills[0]: [float(bits), "bits"]}
     named = dict(std="rec.std", shrink="sqkr.shrink", support="sqkr.support")
     config = settings(line.scale) | {k: paper_setting(x) for k, x in named.items()}
     return dict(cells=cells, config=config, data=about(line.scale))
 
 # %% ../../../nbs/dprec/mean.ipynb #677a51f9
-PRIORS = {"zero": 0.0, "good": 1.0}
-PRIORS |= {f"t{t:g}": t for t in (-0.4, 0.4, 0.6, 0.85)}
+PRIORS = {"zero": 0.0, "good": 1.0} | {f"t{t:g}": t for t in (-0.4, 0.4, 0.6, 0.85)}
 NAMED = {
     "sqkr": ("SQKR", "mean.chen.mse"),
     "sqkr.public": ("SQKR, public randomness", "mean.chen_public_randomness.mse"),
@@ -143,13 +138,13 @@ NAMED = {
 # %% ../../../nbs/dprec/mean.ipynb #c6c9b94c
 def grid(scale: str) -> list:
     "Two methods, six priors, and the least bits. [dprec App. D.2]"
-    ours = "" if scale == "full" else f"{scale}."
     more, lines = dict(seeds=tuple(range(10)), trains=False), []
+    ours = "ours.mean" if scale == "full" else f"ours.{scale}.mean"
     priors = {f"rec.{name}": t for name, t in PRIORS.items()}
     for key in dict.fromkeys([*NAMED, *priors]):
         t = priors.get(key, 0.0)
         name, cell = NAMED.get(key, (f"DP-REC, prior at {t:g}", None))
-        cells, how = (cell or f"ours.{ours}mean.{key}.mse",), partial(estimated, t=t)
-        lines.append(Line(key, name, scale, cells, minutes=0.1, compute=how, **more))
+        who = key, name, scale, (cell or f"{ours}.{key}.mse",)
+        lines.append(Line(*who, minutes=0.1, compute=partial(estimated, t=t), **more))
     who = "bits", "least bits of a private message", scale, ("mean.bits",)
     return [*lines, Line(*who, compute=fewest, **more)]

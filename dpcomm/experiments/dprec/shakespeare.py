@@ -24,16 +24,15 @@ paper_setting = partial(stated, "dprec", "shakespeare")
 def settings(scale: str) -> dict:
     "Settings common to both runs of a scale. [dprec App. C.1, C.2]"
     s = dict(text="roles", n_clients=paper_setting("n_clients"), shorten=None)
-    s |= dict(n_test=None, hidden=256, data=("shakespeare",), memory=2.0)
-    s |= dict(minutes=30_000)
-    s |= dict(clip=paper_setting("fedavg.clip"), std=paper_setting("rec.std"))
+    s |= dict(n_test=None, hidden=256, noise={})  # the paper's
+    s |= dict(data=("shakespeare",), memory=2.0, minutes=30_000)
     changes = dict(rounds=paper_setting("rounds"), eval_every=10)
     if scale == "quick":
         s |= dict(n_clients=330, shorten=20, n_test=500, minutes=8, memory=1.5)
         changes = dict(rounds=25, cohort=33, eval_every=5)
     if scale == "smoke":
         s |= dict(text="made", n_clients=12, shorten=40, n_test=200, hidden=16)
-        s |= dict(clip=0.3, std=0.02, minutes=0.1, memory=1.5, data=())
+        s |= dict(noise=dict(clip=0.3, std=0.02), minutes=0.1, memory=1.5, data=())
         changes = dict(rounds=6, cohort=4, eval_every=2)
     return s | dict(changes=paper_config("shakespeare", **changes))
 
@@ -69,9 +68,7 @@ def grid(scale: str) -> list:
     noted |= dict(task="shakespeare", model=net)
     made = dict(net=partial(network, hidden=s["hidden"]), changes=s["changes"])
     made |= dict(noted=noted, minutes=s["minutes"])
-    how = dict(task="shakespeare", eps=3) | {
-        k: s[k] for k in ("n_clients", "clip", "std")
-    }
+    how = dict(task="shakespeare", eps=3, n_clients=s["n_clients"]) | s["noise"]
     lines = []
     for kind, name in NAMES.items():
         key, made["spec"] = f"eps3.{kind}", partial(budget_spec, kind=kind, **how)

@@ -68,15 +68,13 @@ def grid(scale: str) -> list:
     proved = dict(accountant="exact-classic") if scale == "full" else {}
     files = dict(data=("stackoverflow",), memory=8.0) if scale == "full" else {}
     common = dict(clients=lambda seed: federation(scale)) | files
-    counts = partition("solr", scale, **common)
-    common |= dict(net=lambda seed: TagRegression(s["n_words"], s["n_tags"]))
-    common |= dict(changes=s["changes"])
-    common |= dict(metrics=lambda: recall, loss=lambda: tag_loss)
-    common |= dict(noted=dict(model="TagRegression"))
-    common |= dict(minutes={"smoke": 0.1, "quick": 5, "full": 400}[scale])
+    made = dict(net=lambda seed: TagRegression(s["n_words"], s["n_tags"]))
+    made |= dict(metrics=lambda: recall, loss=lambda: tag_loss, changes=s["changes"])
+    made |= dict(noted=dict(model="TagRegression"))
+    made |= dict(minutes={"smoke": 0.1, "quick": 5, "full": 400}[scale])
     lines = []
     for kind, name in NAMES.items():
-        key = f"eps1.{kind}"
+        key, made["spec"] = f"eps1.{kind}", partial(spec, s=s, kind=kind, **proved)
         who = key, f"{name}, epsilon 1", scale, (f"solr.{key}.recall5",)
-        lines.append(Line(*who, spec=partial(spec, s=s, kind=kind, **proved), **common))
-    return [*lines, counts]
+        lines.append(Line(*who, **common, **made))
+    return [*lines, partition("solr", scale, **common)]

@@ -36,6 +36,7 @@ ROUNDS = {  # (task, scheme, ratio as 'r0.5') -> best round [fltop Tables 8 to 1
     for key, rounds in PRINTED.items()
     if key.endswith(".round")
 }
+DATA = dict(rows=len(ROUNDS))  # of a record
 WHOLE = ("fl_std", "fl_basic", "fl_bas_2", "fl_cs")  # the server sends the whole model
 
 
@@ -83,28 +84,30 @@ def guarantee(task: str, rounds: int, accountant: str = "rdp-classic"):
 
 
 @cache
-def as_run(task: str) -> dict:
-    "Relation -> Guarantee, of cohorts of a fixed size. [page fltop/privacy]"
-    rate, sigma, delta = run_of(task)
-    run = sigma, rate, paper_setting(task, "rounds"), delta
-    return {name: fixed_size_epsilon(*run, name) for name in ("add-remove", "replace")}
+def promised(task: str) -> dict:
+    "As accounted and with cohorts of a fixed size, over all rounds. [page fltop/privacy]"
+    (rate, sigma, delta), rounds = run_of(task), paper_setting(task, "rounds")
+    relations, run = ("add-remove", "replace"), (sigma, rate, rounds, delta)
+    held = {name: fixed_size_epsilon(*run, name) for name in relations}
+    return dict(guarantee=guarantee(task, rounds), as_run=held)
 
 # %% ../../../nbs/fltop/costs.ipynb #c84e7a68
-def at_ratio(line: Line, seed, inputs, how, task: str, ratio: str) -> dict:
+def at_ratio(line: Line, seed, inputs, how, task: str, ratio: str, rows: list) -> dict:
     "Costs and epsilons of every row of one ratio, and the traffic of a whole run."
     s, k = settings("full")[task], entries(task, ratio)
     cells, squares = {}, []
-    for row in rows_at(task, ratio):
+    for row in rows:
         for column, kb in row_costs(row).items():
             key = ".".join([*row, column])
             cells[key] = [kb, "kB"]
             squares.append((kb - PRINTED[key]) ** 2)
         if row[1].endswith("_dp"):
             cells[".".join([*row, "eps"])] = [guarantee(task, ROUNDS[row]).eps, "nats"]
+
     cells[line.fills[-1]] = [cost_kb(k, task, s["rounds"]), "kB"]
     total = 32 * k * s["cohort"] * s["rounds"]
     final = dict(mse=float(np.mean(squares)), uplink_bits=total, downlink_bits=total)
-    outcome = dict(cells=cells, config=s | {"entries": k}, final=final)
+    outcome = dict(cells=cells, config=s | {"entries": k}, final=final, data=DATA)
     return outcome | promised(task) | dict(bits=Bits.of(32 * k, 0, 0, s["n_params"]))
 
 
@@ -119,17 +122,8 @@ def over_rounds(line: Line, seed, inputs, how, task: str) -> dict:
         asked += ACCOUNTANTS[2:] if t in few else ()
         history.append({"round": t} | {a: guarantee(task, t, a).eps for a in asked})
     cells = {key: [history[-1][a], "nats"] for key, a in zip(line.fills, ACCOUNTANTS)}
-    final = dict(eps=history[-1]["rdp-classic"])
-    return dict(cells=cells, config=s, final=final, history=history) | promised(task)
-
-
-def promised(task: str) -> dict:
-    promise = guarantee(task, paper_setting(task, "rounds"))
-    return dict(guarantee=promise, as_run=as_run(task), data=dict(rows=len(ROUNDS)))
-
-
-def rows_at(task: str, ratio: str) -> list:
-    return [row for row in ROUNDS if (row[0], row[2]) == (task, ratio)]
+    outcome = dict(final=dict(eps=history[-1]["rdp-classic"]), history=history)
+    return outcome | dict(cells=cells, config=s, data=DATA) | promised(task)
 
 
 def patients() -> dict:
@@ -179,12 +173,13 @@ def grid(scale: str) -> list:
         ratios = {row[2] for row in ROUNDS if row[0] == task}
         ratios = sorted(ratios, key=lambda ratio: float(ratio[1:]))
         for ratio in ratios:
-            rows = [".".join(row) for row in rows_at(task, ratio)]
-            cells = [f"{row}.{way}" for row in rows for way in ("down_kb", "up_kb")]
-            cells += [f"{row}.eps" for row in rows if "_dp." in row]
+            rows = [row for row in ROUNDS if (row[0], row[2]) == (task, ratio)]
+            keys = [".".join(row) for row in rows]
+            cells = [f"{key}.{way}" for key in keys for way in ("down_kb", "up_kb")]
+            cells += [f"{key}.eps" for key in keys if "_dp." in key]
             cells.append(f"{ours}{task}.{ratio}.kb_last")
             what = f"{name}, r = {ratio[1:]} %: costs and epsilons"
-            how = partial(at_ratio, task=task, ratio=ratio)
+            how = partial(at_ratio, task=task, ratio=ratio, rows=rows)
             add(f"{task}.{ratio}", what, cells, how)
         cells = [f"{ours}{task}.eps_last.{a}" for a in ACCOUNTANTS]
         how = partial(over_rounds, task=task)

@@ -68,9 +68,9 @@ class Public:
     @cached_property
     def scores(self):
         "Sum of absolute gradients, (d,)."
-        how = dict(x=self.x, y=self.y, loss=self.loss, lr=self.study.changes["lr"])
         steps = paper_setting(self.study.task, "init_steps")
-        return topk.public_gradients(self.model, self.start, steps=steps, **how)
+        run = self.x, self.y, steps, self.study.changes["lr"], self.loss
+        return topk.public_gradients(self.model, self.start, *run)
 
     def update(self, mask=None):
         "Update of a client that holds the public batch; mask: 1 where weights may move."
@@ -79,9 +79,7 @@ class Public:
         how = dict(x=self.x, y=self.y, plan=plan, lr=changes["lr"], mask=mask)
         return train_fused(self.model, self.start, **how)[0][0]
 
-    @cached_property
-    def free(self):
-        return self.update()
+    free = cached_property(update)  # of all weights
 
     def mechanism(self, scheme: Scheme, seed: int = 0, clip: float = None):
         "The mechanism of a scheme; seed: of public choices. [fltop Secs. 4 and D]"
@@ -169,9 +167,9 @@ class Study:
         "A line that trains one scheme; before, what: names of a change of it."
         key, changes = before + scheme.key, self.changes
         if scheme.name == "FL-CS":
-            names = dict(server_lr="cs.server_lr", momentum="cs.momentum")
-            momentum = {n: paper_setting(self.task, key) for n, key in names.items()}
-            changes = changes | dict(server="momentum") | momentum
+            names = "server_lr", "momentum"
+            theirs = {name: paper_setting(self.task, f"cs.{name}") for name in names}
+            changes = changes | dict(server="momentum") | theirs
         fields = dict(changes=changes, noted={"model": f"{self.net}, glorot"})
         fields |= dict(clients=lambda seed: self.federation, metrics=self.metrics)
         numbers = [f"{key}.{column}" for column in self.columns]
@@ -180,14 +178,11 @@ class Study:
         return self.line(key, f"{scheme}{what}", numbers, how, **fields)
 
     def listed(self) -> list:
-        lines, ratios = [], {}
-        for scheme in self.schemes:
-            lines.append(self.scheme_line(scheme, clip=self.clip(scheme)))
-            if scheme.private:
-                ratios.setdefault(f"{scheme.percent:g}", []).append(scheme)
-        for r, private in ratios.items():
+        lines = [self.scheme_line(x, clip=self.clip(x)) for x in self.schemes]
+        for r in dict.fromkeys(x.percent for x in self.schemes if x.private):
+            private = [x for x in self.schemes if x.private and x.percent == r]
             numbers = [f"sensitivity.{scheme.key}" for scheme in private]
-            who = f"sensitivity.r{r}", f"thresholds S, r = {r} %", numbers
+            who = f"sensitivity.r{r:g}", f"thresholds S, r = {r:g} %", numbers
             how = partial(self.thresholds, schemes=private)
             lines.append(self.line(*who, how, minutes=self.minutes[1]))
         return lines
@@ -205,20 +200,18 @@ class Study:
 
     def at(self, line: Line, seed: int, **made) -> Line:
         public = self.public(seed)
-        made |= dict(public=public, seed=self.stride * seed)
-        spec = partial(self.spec, **made)
+        spec = partial(self.spec, public=public, seed=self.stride * seed, **made)
         return replace(line, net=lambda _: public.model, spec=spec)
 
     def train(self, line: Line, seed: int, inputs, how: dict, **made) -> dict | None:
         "Train one scheme; its best round is kept beside the last."
-        outcome = train(self.at(line, seed, **made), seed, **how)
-        if outcome is None:
-            return None
-        best = max(outcome["history"], key=lambda at: at[self.score])
-        final = outcome["final"] | {"best": best}
-        columns = zip(line.fills, self.columns.values())
-        cells = {key: column.cell(final) for key, column in columns}
-        return outcome | dict(final=final, cells=cells)
+        if outcome := train(self.at(line, seed, **made), seed, **how):
+            best = max(outcome["history"], key=lambda at: at[self.score])
+            final = outcome["final"] | {"best": best}
+            columns = zip(line.fills, self.columns.values())
+            cells = {key: column.cell(final) for key, column in columns}
+            outcome |= dict(final=final, cells=cells)
+        return outcome
 
     def thresholds(self, line: Line, seed: int, inputs, how, schemes) -> dict:
         "Thresholds of the private schemes of one ratio. [fltop Tables 6 and 7]"

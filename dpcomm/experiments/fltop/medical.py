@@ -14,7 +14,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import medical
-from dpcomm.evidence import paper_tables
 from dpcomm.experiments.fltop import fmnist
 from dpcomm.experiments.fltop.fmnist import MAIN, Column, Scheme, twins
 from dpcomm.training import models
@@ -23,16 +22,10 @@ from dpcomm.training.local_sgd import downsample_majority
 RATIOS = (0.1, 1.0, 10.0, 0.5, 5.0, 0.05, 0.01)
 OTHERS = ("FL-TOP-BIS", "FL-BAS-2", "FL-BAS-3", "FL-BAS-4")
 SCORES = {"bal_acc": "balanced_accuracy", "auroc": "auroc"}
-COLUMNS = {
-    f"{at}.{name}": Column(at, score)
-    for at in ("best", "last")
-    for name, score in SCORES.items()
-}
-COLUMNS |= {  # the paper's own keys
-    name: Column("best", score, "diabetes130 fraction")
-    for name, score in SCORES.items()
-}
-PRINTED = {cell.key for cell in paper_tables.cells("fltop")}
+ENDS = ("best", "last")
+COLUMNS = {f"{at}.{x}": Column(at, score) for at in ENDS for x, score in SCORES.items()}
+# the paper's own keys
+COLUMNS |= {x: Column("best", s, "diabetes130 fraction") for x, s in SCORES.items()}
 
 # %% ../../../nbs/fltop/medical.ipynb #b612fd8b
 def ordered(percents, *groups) -> tuple:
@@ -49,9 +42,8 @@ def odds_loss(scores, y):
 @cache
 def hospitals(table: str, n_clients: int):
     "Hospitals, test set and public patients, the same for all seeds. [fltop App. A.2]"
-    made = dict(made=lambda: medical.synthetic_admissions(2000, seed_tree(0), 20))
-    read = dict(diabetes130=medical.diabetes130, physionet2012=medical.physionet2012)
-    patients = (read | made)[table]()
+    made = partial(medical.synthetic_admissions, 2000, seed_tree(0), 20)
+    patients = made() if table == "made" else getattr(medical, table)()
     deaths = fmnist.paper_setting("medical", "public.batch") // 2
     run = patients, n_clients, seed_tree(0, "hospitals")
     return medical.virtual_hospitals(*run, public_deaths=deaths)
@@ -64,7 +56,7 @@ class Hospitals(fmnist.Study):
         "The paper's key on diabetes130 at full scale, else one of ours or none."
         if (self.scale, self.table) == ("full", "diabetes130"):
             for key in (f"medical.{name}", f"diabetes130.{name}"):
-                if key in PRINTED:
+                if key in fmnist.PRINTED:
                     return key
         if name.startswith("fl_") and not (".best." in name or ".last." in name):
             return None
@@ -106,10 +98,10 @@ def settings(scale: str) -> fmnist.Study:
 # %% ../../../nbs/fltop/medical.ipynb #6d145cb7
 @cache
 def studies(scale: str) -> tuple:
-    read = {"diabetes130": ("diabetes130",), "physionet2012": ("physionet2012",)}
+    made, read = {"made": ()}, {x: (x,) for x in ("diabetes130", "physionet2012")}
     return tuple(
         replace(settings(scale), table=table, common=dict(data=data, memory=2.0))
-        for table, data in ({"made": ()} if scale == "smoke" else read).items()
+        for table, data in (made if scale == "smoke" else read).items()
     )
 
 # %% ../../../nbs/fltop/medical.ipynb #f7da84cd
@@ -126,13 +118,13 @@ def orders(schemes) -> list:
 # %% ../../../nbs/fltop/medical.ipynb #00ee8643
 def grid(scale: str) -> list:
     "Every scheme, threshold and order on every data set. [fltop Tables 7, 9 and 10]"
-    lines, ends = [], ("best", "last")
-    how = partial(fmnist.compared, columns=[COLUMNS[f"{at}.bal_acc"] for at in ends])
+    columns, lines = [COLUMNS[f"{at}.bal_acc"] for at in ENDS], []
+    how = partial(fmnist.compared, columns=columns)
     for s in studies(scale):
         lines += s.listed()
         for name, *pair in orders(s.schemes):
             needs = tuple(f"{s.table}.{scheme.key}" for scheme in pair)
-            numbers = [f"order.{at}.{name}" for at in ends]
+            numbers = [f"order.{at}.{name}" for at in ENDS]
             who = f"order.{name}", " above ".join(map(str, pair)), numbers
             lines.append(s.line(*who, how, needs=needs))
     return lines

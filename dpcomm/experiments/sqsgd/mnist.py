@@ -231,12 +231,9 @@ def settings(scale: str) -> Comparison:
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #2b49cd84
 def counted(line: Line, seed: int, inputs, how) -> dict:
-    dealt, images_a_round = (
-        line.clients(0),
-        line.changes["cohort"] * line.changes["batch"],
-    )
+    dealt, changes = line.clients(0), line.changes
     numbers = [models.MODELS[net][1] for net in ("lenet5", "resnet110")]
-    numbers.append(-(-len(dealt.data.y) // images_a_round))
+    numbers.append(-(-len(dealt.data.y) // (changes["cohort"] * changes["batch"])))
     units = "parameters", "parameters", "rounds"
     cells = {key: [n, unit] for key, n, unit in zip(COUNTS, numbers, units)}
     return dict(cells=cells, data=source_of(dealt))
