@@ -267,13 +267,12 @@ class Images(Study):
 @cache
 def settings(scale: str) -> Study:
     "Settings common to all runs of a scale. [fltop Table 5]"
-    names = dict(cohort="cohort", batch="batch_size")
-    changes = {n: paper_setting("fmnist", key) for n, key in names.items()}
+    setting = partial(paper_setting, "fmnist")
+    changes = dict(cohort=setting("cohort"), batch=setting("batch_size"), eval_every=10)
     fields = dict(scale=scale, columns=COLUMNS, score="accuracy", net="cnn_same")
-    fields |= dict(n_clients=paper_setting("fmnist", "n_clients"))
-    fields |= dict(schemes=ordered(0.5, 5, 0.1, 1, 10), minutes=(60, 6.0))
+    fields |= dict(schemes=ordered(0.5, 5, 0.1, 1, 10), n_clients=setting("n_clients"))
     fields |= dict(common=dict(memory=3.0, data=("fashion-mnist", "mnist")))
-    changes |= dict(eval_every=10)
+    fields |= dict(minutes=(60, 6.0))
     if scale == "quick":
         schemes = twins(("FL-TOP", "FL-BASIC"), (0.5,), (True,))
         schemes += [Scheme("FL-STD", True, 100)]

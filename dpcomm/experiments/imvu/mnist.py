@@ -9,6 +9,7 @@ __all__ = ['settings', 'grid']
 import hashlib
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 
 import numpy as np
 
@@ -54,9 +55,8 @@ def sweep_of(task: str, scale: str, **others) -> Sweep:
     setting = partial(stated, "imvu", task)
     lists = {"sigmas": "sigma", "steps": "step", "budgets": "budgets"}
     fields = {field: tuple(setting(name)) for field, name in lists.items()}
-    fields |= {name: setting(name) for name in ("epochs", "clip", "momentum")}
-    fields |= dict(batch=setting("batch_size"), d=setting("n_parameters"))
-    fields |= dict(delta=paper_tables.hyper("imvu", "delta").value, images=task)
+    fields |= {name: setting(name) for name in ("epochs", "clip", "momentum", "delta")}
+    fields |= dict(batch=setting("batch_size"), d=setting("n_parameters"), images=task)
     if scale == "smoke":
         fields |= dict(images="digits", limit=(600, 200), epochs=2, d=39_700)
         fields |= dict(sigmas=(0.2,), steps=(0.04,), budgets=(100.0, 1000.0))
@@ -66,14 +66,15 @@ def sweep_of(task: str, scale: str, **others) -> Sweep:
 MVU_INPUTS = 2**9
 
 
-def at_noise(kind: str, sigma: float, clip: float, ratio: float = None):
-    "The mechanism with a Gaussian's signal; ratio: sigma x beta of MVU. [imvu Thm. 1]"
+def build(s: Sweep, kind: str, sigma: float, ratio: float = None):
+    "The mechanism with a Gaussian's signal; ratio: MVU's, else the best. [imvu Thm. 1]"
     fields = dict(gaussian=dict(sigma=sigma, local=True, exact=False))
     fields |= dict(signsgd=dict(sigma=sigma), imvu=dict(eps=1.0, beta=2 / sigma))
     if kind == "mvu":
+        ratio = ratio or min(charged(s), key=charged(s).__getitem__)
         eps = float(2 * np.arctanh(1 / ratio))
         fields["mvu"] = dict(eps=eps, beta=ratio / sigma, n_inputs=MVU_INPUTS)
-    return mechanism(kind, clip_norm=clip, **fields[kind])
+    return mechanism(kind, clip_norm=s.clip, **fields[kind])
 
 # %% ../../../nbs/imvu/mnist.ipynb #f706b53e
 ACCOUNTANT = dict(gaussian="rdp-balle", imvu="fisher-balle", signsgd="rdp-balle")
@@ -94,13 +95,8 @@ RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 def charged(s: Sweep) -> dict:
     "sigma x beta of MVU -> epsilon at the middle noise level. [Chaudhuri et al. 2022]"
     middle = sorted(s.sigmas)[len(s.sigmas) // 2]
-    made = {ratio: at_noise("mvu", middle, s.clip, ratio) for ratio in RATIOS}
+    made = {ratio: build(s, "mvu", middle, ratio) for ratio in RATIOS}
     return {r: account(s, m, s.epochs, ACCOUNTANT["mvu"]).eps for r, m in made.items()}
-
-
-def build(s: Sweep, kind: str, sigma: float):
-    ratio = min(charged(s), key=charged(s).__getitem__) if kind == "mvu" else None
-    return at_noise(kind, sigma, s.clip, ratio)
 
 
 @cache
@@ -171,28 +167,27 @@ def frontier(line: Line, seed, inputs, how, s: Sweep, curve, budget) -> dict:
 def listed(s: Sweep, minutes: dict) -> list:
     "The points of a sweep, then its frontiers at every budget. [imvu Figure 2]"
     data = () if s.images == "digits" else (s.images,)
-    lines, seeds, keys = [], (0, 1, 2, 3), {kind: [] for kind in KINDS}
+    lines, seeds = [], (0, 1, 2, 3)
     for at in s.points:
         kind, sigma, step = at
         name = f"{LABELS[kind]}, sigma {sigma:g}, step {step:g}"
         more = dict(seeds=seeds, data=data, memory=2.0, minutes=minutes[kind])
-        more |= dict(compute=partial(point, s=s, at=at))
-        lines.append(Line(key_of(at), name, s.scale, **more))
-        keys[kind].append(key_of(at))
+        how = partial(point, s=s, at=at)
+        lines.append(Line(key_of(at), name, s.scale, compute=how, **more))
     mark = "ours." if s.scale == "full" else f"ours.{s.scale}."
     printed = {cell.key for cell in paper_tables.cells("imvu")}
-    for b in s.budgets:
-        for curve in ACCOUNTANT:
-            kind, _, exact = curve.partition(".")
-            fills = [f"ours.{s.scale}.{s.task}.{curve}.eps{b:g}.acc"]
-            if kind != "imvu":
-                cell = f"{s.task}.imvu_minus_{curve}.eps{b:g}"
-                fills.append(cell if cell in printed else mark + cell)
-            needs = tuple(dict.fromkeys([*keys[kind], *keys["imvu"]]))
-            name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
-            who = f"frontier.{curve}.eps{b:g}", name, s.scale, tuple(fills), needs
-            how = partial(frontier, s=s, curve=curve, budget=b)
-            lines.append(Line(*who, seeds=seeds, compute=how))
+    for b, curve in product(s.budgets, ACCOUNTANT):
+        kind, _, exact = curve.partition(".")
+        fills = [f"ours.{s.scale}.{s.task}.{curve}.eps{b:g}.acc"]
+        if kind != "imvu":
+            cell = f"{s.task}.imvu_minus_{curve}.eps{b:g}"
+            fills.append(cell if cell in printed else mark + cell)
+        both = [at for of in (kind, "imvu") for at in s.points if at[0] == of]
+        needs = tuple(dict.fromkeys(map(key_of, both)))
+        name = f"frontier of {LABELS[kind]}{', exact law' * bool(exact)}, eps {b:g}"
+        who = f"frontier.{curve}.eps{b:g}", name, s.scale, tuple(fills), needs
+        how = partial(frontier, s=s, curve=curve, budget=b)
+        lines.append(Line(*who, seeds=seeds, compute=how))
     return lines
 
 # %% ../../../nbs/imvu/mnist.ipynb #00d824e3
