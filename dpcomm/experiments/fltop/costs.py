@@ -103,7 +103,6 @@ def at_ratio(line: Line, seed, inputs, how, task: str, ratio: str, rows: list) -
             squares.append((kb - PRINTED[key]) ** 2)
         if row[1].endswith("_dp"):
             cells[".".join([*row, "eps"])] = [guarantee(task, ROUNDS[row]).eps, "nats"]
-
     cells[line.fills[-1]] = [cost_kb(k, task, s["rounds"]), "kB"]
     total = 32 * k * s["cohort"] * s["rounds"]
     final = dict(mse=float(np.mean(squares)), uplink_bits=total, downlink_bits=total)
