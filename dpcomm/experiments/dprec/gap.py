@@ -14,8 +14,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import mnist_clients, mnist_spec
-from dpcomm.experiments.dprec.mnist import NAMES, line
-from dpcomm.experiments.dprec.tight import settings
+from dpcomm.experiments.dprec.mnist import NAMES, line, settings
 
 # %% ../../../nbs/dprec/gap.ipynb #110125ba
 FACTORS = {
