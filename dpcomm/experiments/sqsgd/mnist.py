@@ -230,10 +230,11 @@ def settings(scale: str) -> Comparison:
     return comparison("mnist", scale, name, keys, engine="fused", **others)
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #2b49cd84
-def counted(line: Line, seed: int, inputs, how) -> dict:
-    dealt, changes = line.clients(0), line.changes
+def counted(line: Line, seed: int, inputs, how, a_round: int) -> dict:
+    "Weights, and rounds of an epoch; a_round: images."
+    dealt = line.clients(0)
     numbers = [models.MODELS[net][1] for net in ("lenet5", "resnet110")]
-    numbers.append(-(-len(dealt.data.y) // (changes["cohort"] * changes["batch"])))
+    numbers.append(-(-len(dealt.data.y) // a_round))
     units = "parameters", "parameters", "rounds"
     cells = {key: [n, unit] for key, n, unit in zip(COUNTS, numbers, units)}
     return dict(cells=cells, data=source_of(dealt))
@@ -241,7 +242,9 @@ def counted(line: Line, seed: int, inputs, how) -> dict:
 # %% ../../../nbs/sqsgd/mnist.ipynb #6afd5b9b
 def grid(scale: str) -> list:
     "Curves, claims, counts. [sqsgd Figs. 1-5]"
-    lines = listed(settings(scale), {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale])
+    c = settings(scale)
+    lines = listed(c, {"smoke": 0.02, "quick": 2.0, "full": 6.5}[scale])
     who = "counts", "weights, and rounds of an epoch", scale, COUNTS
-    how = {name: getattr(lines[0], name) for name in ("data", "clients", "changes")}
-    return [*lines, Line(*who, compute=counted, trains=False, **how)]
+    how = partial(counted, a_round=c.changes["cohort"] * c.changes["batch"])
+    more = dict(data=lines[0].data, clients=lines[0].clients, trains=False)
+    return [*lines, Line(*who, compute=how, **more)]
