@@ -159,7 +159,7 @@ MANY = 64  # equal groups from which they are drawn together
 
 
 def simulate_many(
-    phi: Tensor, size: int, std: float, n_candidates: int, rng: np.random.Generator
+    size: int, std: float, n_candidates: int, phi: Tensor, rng: np.random.Generator
 ) -> Tensor:
     "The law of simulate_group on all groups of `size`, for one client. [dprec Table 3]"
     blocks = torch.nn.functional.pad(phi, (0, -len(phi) % size)).view(-1, size)
@@ -177,15 +177,10 @@ def simulate_many(
 # %% ../../nbs/dprec/chapter.ipynb #f3d8b595
 ACCOUNTANTS = ("theorem1-arxiv", "theorem1-iclr", "theorem1-iclr-shifted")
 ACCOUNTANTS += ("exact-classic", "exact-balle", "pld-exact")
-RELATIONS = {
-    relation: dict(relation=relation, sampling=sampling, n_clients=n, cohort=1)
-    | dict(accountant="exact-balle")
-    for relation, sampling, n in (
-        ("null-slot", "replacement", 1),
-        ("replace", "replacement", 4),
-        ("poisson-null", "poisson", 10),
-        ("local", "none", 1),
-    )
+RELATIONS = {  # of an audit: drawn as is usual, among so many clients
+    relation: dict(relation=relation, sampling=SAMPLINGS_OF[relation][0], n_clients=n)
+    | dict(cohort=1, accountant="exact-balle")
+    for relation, n in zip(SAMPLINGS_OF, (1, 4, 10, 1))
 }
 
 
@@ -298,9 +293,10 @@ class Rec(Mechanism):
         check_between("n_clients", n_clients, 1)
         check_choice("accountant", accountant, ACCOUNTANTS)
         kind, _, version = accountant.partition("-")
-        sampled, groups = sampling != "none", len(self.groups or (1,))
-        slots = rounds * (cohort if sampled else 1)
-        chosen = slots / n_clients if sampled and alone else slots
+        groups = len(self.groups or (1,))
+        slots, clients = rounds * cohort, n_clients  # which may send them
+        if sampling == "none":
+            slots, clients = rounds, 1
         c, K = self.clip_norm / self.std, 2**self.index_bits
         check_number("delta", delta, "(0, 1)")
         if kind == "theorem1":  # slots drawn with replacement [dprec Alg. 7]
@@ -309,17 +305,14 @@ class Rec(Mechanism):
             made = theorem1_epsilon(c, slots, n_clients, nbits, delta, version)
         else:
             run = RecRun(slots, n_clients, K, groups, relation, cohort, sampling)
-
-            def account(delta):
-                if kind == "exact":
-                    return exact_epsilon(c, run, delta, version)
-                return pld_epsilon(c, run, delta)
-
+            account = functools.partial(pld_epsilon, c, run)
+            if kind == "exact":
+                account = functools.partial(exact_epsilon, c, run, conversion=version)
+            chosen = slots / clients if alone else slots
             made = with_choice_paid(account, delta, groups * chosen * K * 2.0**-51)
-            made = with_seed_premise(made, slots**2 / (n_clients if sampled else 1))
-        rate = min(cohort / n_clients, 1.0) if sampled else 1.0
-        made = replace(made, rounds=rounds, q=rate)
-        return made.among(n_clients)
+            made = with_seed_premise(made, slots**2 / clients)
+        rate = 1.0 if sampling == "none" else min(cohort / n_clients, 1.0)
+        return replace(made, rounds=rounds, q=rate).among(n_clients)
 
     def losses(
         self,
@@ -357,10 +350,8 @@ class Rec(Mechanism):
         if not len(u):
             return u
         if len(sizes) > MANY and len({*sizes[:-1]}) == 1 and sizes[-1] <= sizes[0]:
-            rows = [
-                simulate_many(row, sizes[0], self.std, K, r) for row, r in zip(u, rngs)
-            ]
-            return torch.stack(rows)
+            each = functools.partial(simulate_many, sizes[0], self.std, K)
+            return torch.stack([*map(each, u, rngs)])
         parts = u.split(sizes, 1)
         return torch.cat([simulate_group(part, self.std, K, rngs) for part in parts], 1)
 
@@ -380,36 +371,33 @@ class Rec(Mechanism):
             variance.append(self.std**2 * (1 + along[:, None] * unit**2))
         return torch.cat(mean, 1) - u, torch.cat(variance, 1)
 
-    def _messages(self, sent, rng):
-        "Axis candidates (n, K) and first indices (n,) of real messages; a sent 0 is null."
-        K, sizes, z, index = 2**self.index_bits, self.groups or (1,), [], []
-        for sign in sent:
-            seed, k = int(rng.integers(2**32)), int(rng.integers(K))
+    def _seen(self, sent, path, rng):
+        "Axis candidates (n, K) and first indices (n,) of messages; a sent 0 is null."
+        shape = len(sent), 2**self.index_bits
+        if path == "law":  # without bytes
+            z = rng.standard_normal(shape)
+            logits = self.clip_norm / self.std * sent[:, None] * z
+            return z, (logits + rng.gumbel(size=shape)).argmax(1)
+        z, index, sizes = np.empty(shape), np.empty(len(sent), int), self.groups or (1,)
+        u = torch.from_numpy(np.zeros(sum(sizes), np.float32))
+        for i, sign in enumerate(sent):
+            seed, index[i] = int(rng.integers(2**32)), rng.integers(shape[1])
             if sign:
-                u = torch.from_numpy(np.zeros(sum(sizes), np.float32))
                 u[0] = 4 * self.clip_norm * sign
                 payload = self.encode(u, Insecure(rng.integers(2**63))).payload
                 seed = int.from_bytes(payload[:4], "little")
-                k = int(unpack_bits(payload[4:], self.index_bits, len(sizes))[0])
-            z.append(addressed_normals(seed, 0, np.arange(K), 0)[:, 0])
-            index.append(k)
-        return np.array(z, float), np.array(index)
-
-    def _law(self, sent, rng):
-        "The same in law, without messages."
-        z = rng.standard_normal((len(sent), 2**self.index_bits))
-        logits = self.clip_norm / self.std * sent[:, None] * z
-        return z, (logits + rng.gumbel(size=z.shape)).argmax(1)
+                index[i] = unpack_bits(payload[4:], self.index_bits, len(sizes))[0]
+            z[i] = addressed_normals(seed, 0, np.arange(shape[1]), 0)[:, 0]
+        return z, index
 
     def _score(self, sent, sign, others, q, path, rng):
         "Log-likelihood ratio and index of each play of one release."
         if path == "simulate":
             rows = np.zeros((len(sent), sum(self.groups or (1,))), np.float32)
-            rows = torch.from_numpy(rows)
-            rows[:, 0] = torch.from_numpy(4.0 * self.clip_norm * sent)
-            seen = self.simulate(rows, rng)[:, 0].double().numpy()
+            rows[:, 0] = 4 * self.clip_norm * sent
+            seen = self.simulate(torch.from_numpy(rows), rng)[:, 0].double().numpy()
             return sign * seen / self.std, None
-        z, k = (self._messages if path == "encode" else self._law)(sent, rng)
+        z, k = self._seen(sent, path, rng)
         z *= sign * self.clip_norm / self.std
         chosen, log_k = z[np.arange(len(k)), k], math.log(z.shape[1])
         plus = chosen + log_k - np.logaddexp.reduce(z, axis=1)
@@ -422,29 +410,28 @@ class Rec(Mechanism):
         # simulate: estimates; a slot is the client's with probability cohort / n_clients
         check_choice("path", path, ("encode", "law", "simulate"))
         q = 1.0 if relation == "local" else cohort / n_clients
-        others = -1 if relation in ("replace", "local") else 0
+        others, K = -1 if relation in ("replace", "local") else 0, 2**self.index_bits
 
         def play(present, n, rng):
             looks = []
             for sign in np.resize([1, -1], rounds):
                 sent = sign * np.where(present & (rng.random(n) < q), 1, others)
-                blocks = np.array_split(sent, max(1, n * 2**self.index_bits // 2**20))
+                blocks = np.array_split(sent, max(1, n * K // 2**20))
                 parts = [self._score(b, sign, others, q, path, rng) for b in blocks]
                 looks.append([*zip(*parts)])
             scores = {"likelihood": sum(np.concatenate(ratios) for ratios, _ in looks)}
-            if path == "simulate":
-                return scores
-            first, *others_seen = (np.concatenate(indices) for _, indices in looks)
-            scores["index"] = first.astype(float)
-            if others_seen:
-                scores["repeat"] = (first == others_seen[0]).astype(float)
+            if path != "simulate":
+                first, *later = (np.concatenate(indices) for _, indices in looks)
+                scores["index"] = first.astype(float)
+                if later:
+                    scores["repeat"] = (first == later[0]).astype(float)
             return scores
 
         def profile(eps):
             # of one message; 1, no claim, for two updates
-            c, K = self.clip_norm / self.std, 2**self.index_bits
-            pairs = CURVES(c, K, 1, q, 1, 1e-6) if others == 0 else ()
-            deltas = [_one_way(pair.p, pair.q, eps) for pair in pairs]
-            return np.maximum.reduce([np.full(eps.shape, float(others != 0)), *deltas])
+            if others:
+                return np.ones(eps.shape)
+            pairs = CURVES(self.clip_norm / self.std, K, 1, q, 1, 1e-6)
+            return np.max([_one_way(pair.p, pair.q, eps) for pair in pairs], 0)
 
         return Game(play, profile, whole=True)
