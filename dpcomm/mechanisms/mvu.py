@@ -87,9 +87,6 @@ class Mvu(Coded):
 
     def _drawn(self, u, rng):
         # symbols of clipped coordinates, (k,) whole numbers. [inverse transform]
-        if len(u) > BLOCK:
-            parts = [self._drawn(part, rng) for part in u.split(BLOCK)]
-            return np.concatenate(parts, dtype=np.uint8, casting="unsafe")
         table, x = self.table, self._scaled(u)
         place = rng.random(x.shape)
         if len(table.alphabet) > 2:
@@ -103,17 +100,18 @@ class Mvu(Coded):
 
     def symbols(self, u: Tensor, rng) -> np.ndarray:
         # clip, scale, dither, draw [Chaudhuri, Guo & Rabbat 2022]
-        u = self.clip(u)
-        if isinstance(rng, (list, tuple)):
-            drawn = [self._drawn(*each) for each in zip(u, row_streams(rng, len(u)))]
-        else:
-            drawn = self._drawn(torch.flatten(u), *row_streams(rng, 1))
-        return np.array(drawn, np.uint8).reshape(u.shape)
+        rows = self.clip(u)
+        if not isinstance(rng, (list, tuple)):
+            rows = torch.flatten(rows)[None]
+        drawn = np.empty(rows.shape, np.uint8)
+        for row, out, stream in zip(rows, drawn, row_streams(rng, len(rows))):
+            for k in range(0, len(row), BLOCK):
+                out[k : k + BLOCK] = self._drawn(row[k : k + BLOCK], stream)
+        return drawn.reshape(u.shape)
 
     def values(self, d):
         # the scaling undone [Guo et al. 2022, Sec. 3]
-        clip, beta = self.clip_norm, self.beta
-        return np.array([(a - 0.5) * 2 * clip / beta for a in self.table.alphabet])
+        return (np.array(self.table.alphabet) - 0.5) * 2 * self.clip_norm / self.beta
 
     def guarantee(
         self,
@@ -173,7 +171,7 @@ class Mvu(Coded):
     @property
     def step(self):
         "Size of the largest estimate: of every one, where there are two symbols."
-        return (self.table.alphabet[-1] - 0.5) * 2 * self.clip_norm / self.beta
+        return float(self.values(1)[-1])
 
     def mean_sign(self, u):
         # of two symbols [Lemma two]
@@ -186,10 +184,8 @@ class Mvu(Coded):
         half = min(1.0, self.beta) / 2
         inputs = np.append(_bends(self.table, 0.5 - half, 0.5 + half), 0.5)
         logs = np.log(law(self.table, inputs))
-        if relation == "replace":
-            ratio = float(np.ptp(logs, axis=0).max())
-        else:
-            ratio = float(np.abs(logs - logs[-1]).max())
+        base = logs.min(0) if relation == "replace" else logs[-1]
+        ratio = float(np.abs(logs - base).max())
         return ratio + 1e-12 * (1 + ratio)  # more than floats lose
 
     def moments(self, u: Tensor) -> tuple:
@@ -222,19 +218,17 @@ def _bends(table, low, high):
     return np.concatenate([[low], inner[(low < inner) & (inner < high)], [high]])
 
 
-def _worst_moments(table, ends, t, low, high, orders):  # (orders, distances)
-    "Largest (alpha - 1) D_alpha, both directions, one input an end. [Lemma coordinate]"
+def _worst_moments(table, ends, t, low, high, orders):
+    "Per order the largest (alpha - 1) D_alpha within each t of an end. [Lemma coordinate]"
     other = np.asarray(ends)[:, None, None] + np.array([[1], [-1]]) * np.asarray(t)
     out = (other < low - 1e-12) | (other > high + 1e-12)
     there = np.log(law(table, other.clip(low, high)))
     here = np.broadcast_to(np.log(law(table, ends))[:, None, None], there.shape)
-    worst = np.zeros((len(orders), len(t)))
-    for row, alpha in zip(worst, orders):
+    for alpha in orders:
         forward = np.logaddexp.reduce(alpha * here + (1 - alpha) * there, -1)
         backward = np.logaddexp.reduce(alpha * there + (1 - alpha) * here, -1)
-        both = np.maximum(forward, backward)
-        row[:] = np.where(out, 0.0, both).max((0, 1)).clip(0)
-    return worst
+        both = np.where(out, 0.0, np.maximum(forward, backward))
+        yield np.maximum.accumulate(both.max((0, 1)).clip(0))
 
 # %% ../../nbs/baselines/mvu.ipynb #68b2dc98
 def _mesh(table, ends, bends, top, orders):
@@ -282,7 +276,7 @@ def _mixture(table, beta, relation, orders):
     ends, top = (bends, 2 * half) if relation == "replace" else (np.array([0.5]), half)
     t, eta, information = _mesh(table, ends, bends, top, orders)
     worst = _worst_moments(table, ends, t, bends[0], bends[-1], orders)
-    for alpha, row in zip(orders, np.maximum.accumulate(worst, 1)):
+    for alpha, row in zip(orders, worst):
         k, near = max(0, np.searchsorted((alpha + 2) * eta, 1e-3, "right") - 1), np.inf
         if (alpha + 2) * eta[k] < 700:
             growth = math.exp((alpha + 2) * eta[k])
@@ -321,7 +315,7 @@ def _grid(table, beta, relation, orders):
         ends = _bends(table, low, high)
     t = np.arange(round((high - low) * n) + 1) / n
     worst = _worst_moments(table, ends, t, low, high, orders)
-    for alpha, row in zip(orders, np.maximum.accumulate(worst, 1)):
+    for alpha, row in zip(orders, worst):
         yield t**2, row / (alpha - 1)
 
 # %% ../../nbs/baselines/mvu.ipynb #787922c3
