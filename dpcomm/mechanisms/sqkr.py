@@ -62,14 +62,17 @@ def frame(d: int, seed: int = 0) -> Frame:
     return Frame(size, columns, entries.int(), signs[entries])
 
 # %% ../../nbs/baselines/sqkr.ipynb #d6a83c57
-def analysed(u: Tensor, frame: Frame):
-    "Coordinates U u of vectors in the frame, the shortest: where, and a block of them."
+def analyse(u: Tensor, frame: Frame, a: Tensor | None = None, cut=0.0) -> Tensor:
+    "Coordinates U u of vectors in the frame, the shortest; cut if asked, added to a."
+    a = torch.zeros(len(u), frame.size, **WIDE) if a is None else a
     width, matrix, blocks = frame.blocks()
-    for j, row in enumerate(matrix):
+    for part, row in zip(a.split(width, 1), matrix):
         wide = torch.zeros(len(u), width, **WIDE)
         for weight, (columns, entries, signs) in zip(row, blocks):
             wide[:, columns % width] += u[:, entries] * signs.to(wide) * weight
-        yield slice(j * width, (j + 1) * width), walsh_hadamard(wide)
+        wide = walsh_hadamard(wide)
+        part += wide.clamp_(-cut, cut) if cut else wide
+    return a
 
 
 def synthesise(a: Tensor, frame: Frame, inner: float = 0.0) -> Tensor:
@@ -93,16 +96,12 @@ def kashin(
     is eta C / sqrt(delta N).
     """
     cut = shrink * clip / math.sqrt(support * frame.size)
-    a, rest = torch.zeros(len(u), frame.size, **WIDE), u
+    a, rest = None, u
     for _ in range(int(math.log(frame.size))):
-        for at, part in analysed(rest, frame):
-            a[:, at] += part.clamp_(-cut, cut)
-        del rest, part  # before what takes their place
-        rest = synthesise(a, frame).neg_().add_(u)
-        cut = shrink * cut
-    for at, part in analysed(rest, frame):
-        a[:, at] += part
-    return a
+        a = analyse(rest, frame, a, cut)
+        del rest  # before what takes its place
+        rest, cut = synthesise(a, frame).neg_().add_(u), shrink * cut
+    return analyse(rest, frame, a)
 
 # %% ../../nbs/baselines/sqkr.ipynb #8167e297
 PROJECTIONS = 50  # at most
@@ -120,9 +119,7 @@ def project(a: Tensor, frame: Frame, bound: float) -> Tensor:
             break
         some = a if len(over) == len(a) else a[over]
         beyond = synthesise(some, frame, inner)
-        some.clamp_(-inner, inner)
-        for at, part in analysed(beyond, frame):
-            some[:, at] += part
+        analyse(beyond, frame, some.clamp_(-inner, inner))
         if some is not a:
             a[over] = some
     return a.clamp_(-bound, bound)
@@ -268,10 +265,9 @@ class Sqkr(Local):
     def game(self, relation, **release):
         # the input with the largest sampled coordinates, or its opposite
         k = self.nbits
-        at = torch.from_numpy(np.arange(k))
-        u = self.worst_case(at, 16 * k)
+        u = self.worst_case(torch.from_numpy(np.arange(k)), 16 * k)
         a, bound = self.represent(torch.stack([u, -u]))
-        x = a[:, at] / bound
+        x = a[:, :k] / bound
 
         def play(present, n, rng):
             sent = x[0 if present else 1].expand(n, -1)
