@@ -158,10 +158,9 @@ class SqSgd(privquant.Quantiser):
         x = rows.double().cpu()
         if self.projected == "sum":
             x = clip_l2(x, self.bound)
+        x = torch.nn.functional.pad(x, (0, self.size(d) - x.shape[1]))
         if self.rotated:
             x = rotate(x, self.seed)
-        else:
-            x = torch.nn.functional.pad(x, (0, self.size(d) - x.shape[1]))
         limit = self.limit(d)
         return x.clamp(-limit, limit).numpy()
 
