@@ -126,10 +126,6 @@ class TopK(LinearSketch):
     round: number of the round of a fresh choice.
     """
 
-    fraction: float
-    clip_norm: float
-    sigma: float
-    n_clients: int
     support: Support | None = None
     held: bool = True
     fresh: bool = False
@@ -137,7 +133,7 @@ class TopK(LinearSketch):
     tolerance: float = 0.0
     round: int = 0
     name, audit_cases = "topk", AUDITED
-    ranges = {"fraction": "(0, 1]", "seed": IntRange(0), "round": IntRange(0)}
+    ranges = {"seed": IntRange(0), "round": IntRange(0)}
 
     def __post_init__(self):
         super().__post_init__()
