@@ -137,15 +137,6 @@ class Calibration(NamedTuple):
     q: float
     actual_eps: float
 
-    @property
-    def q2(self) -> float:
-        "Probability that two entries both match; of one entry, q squared."
-        if self.d == 1:
-            return self.q**2
-        same = np.arange(self.d + 1)
-        pairs = float(match_law(self) @ (same * (same - 1.0)))
-        return pairs / (self.d * (self.d - 1))
-
 # %% ../../nbs/baselines/privquant.ipynb #f7ed9d84
 @functools.lru_cache(maxsize=64)
 def calibrate(
@@ -276,8 +267,11 @@ def variances(x, bound: float, cal: Calibration) -> tuple:
 
 def covariance_factor(cal: Calibration) -> float:
     "Factor f in Cov(Z_i, Z_j) = f x_i x_j of two entries of a message. [eq. pair]"
-    K = cal.levels
-    return float((K * K * cal.q2 - 2 * K * cal.q + 1) / ((K - 1) * cal.m) ** 2 - 1)
+    K, d, same = cal.levels, cal.d, np.arange(cal.d + 1)
+    q2 = cal.q**2  # of one entry; of two, the chance that both match
+    if d > 1:
+        q2 = float(match_law(cal) @ (same * (same - 1.0))) / (d * (d - 1))
+    return float((K * K * q2 - 2 * K * cal.q + 1) / ((K - 1) * cal.m) ** 2 - 1)
 
 # %% ../../nbs/baselines/privquant.ipynb #8ed46f1f
 AUDITED = tuple(  # parameters, arguments of play, most plays
@@ -389,13 +383,14 @@ class PrivQuant(Quantiser):
 
         def play(present, n, rng):
             seen = randomise(np.full((n, d), K - 1 if present else 0), cal, rng)
-            corner = (seen == K - 1) * 1.0 - (seen == 0)
-            ratio = log_law((corner > 0).sum(1), cal) - log_law(
-                (corner < 0).sum(1), cal
+            top, bottom = seen == K - 1, seen == 0
+            corner = top * 1.0 - bottom
+            return dict(
+                likelihood=log_law(top.sum(1), cal) - log_law(bottom.sum(1), cal),
+                first=corner[:, 0],
+                last=corner[:, -1],
+                slope=corner @ (np.arange(d) - (d - 1) / 2),
             )
-            slope = corner @ (np.arange(d) - (d - 1) / 2)
-            ends = dict(first=corner[:, 0], last=corner[:, -1])
-            return dict(likelihood=ratio) | ends | dict(slope=slope)
 
         def profile(eps):
             a, b = np.meshgrid(np.arange(d + 1.0), np.arange(d + 1.0), indexing="ij")
