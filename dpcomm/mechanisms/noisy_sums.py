@@ -691,15 +691,15 @@ class OnRing(Summed):
     ranges |= {"beta": "[0, 1)", "k": "(0, 1e9]", "rotation_seed": IntRange(0)}
     relations = {name: dict(relation=name, d=1) for name in CLAIMED}
     ring = property(lambda self: Ring(self.ring_bits))
-    rounding = property(lambda self: self.k**2 * self.n_clients)  # its part of 4^b
+    left = property(lambda self: 4.0**self.ring_bits - self.k**2 * self.n_clients)
 
     def __post_init__(self):
         super().__post_init__()
-        if 4.0**self.ring_bits <= self.rounding:
+        if self.left <= 0:  # what rounding leaves of 4^b
+            enough = math.floor(math.log2(self.k**2 * self.n_clients) / 2) + 1
             raise ValueError(
                 f"ring_bits is {self.ring_bits}, too few even for the rounding of"
-                f" {self.n_clients} vectors: use at least"
-                f" {math.floor(math.log2(self.rounding) / 2) + 1} bits, or fewer clients"
+                f" {self.n_clients} vectors: use at least {enough} bits, or fewer clients"
             )
 
     @property
@@ -736,8 +736,7 @@ class OnRing(Summed):
 
     def step(self, d: int) -> float:
         "The finest grid on which the sum fits the ring. [Kairouz et al. 2021, Sec. 5]"
-        left = 4.0**self.ring_bits - self.rounding
-        return 2 * self.k * math.sqrt(self.spread(d) / left)
+        return 2 * self.k * math.sqrt(self.spread(d) / self.left)
 
     def longest(self, d: int) -> float:
         "Length of a rounded vector in steps, at most."

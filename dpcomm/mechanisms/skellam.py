@@ -67,8 +67,7 @@ class Skellam(OnRing):
 
     def step(self, d):
         # [Agarwal, Kairouz & Liu 2021, Sec. 4]
-        left = 4.0**self.ring_bits - self.rounding
-        return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(left)
+        return 2 * self.k * math.sqrt(self.spread(d)) / math.sqrt(self.left)
 
     def sum_variance(self, d: int) -> float:
         "Variance of noise of sigma C, in squared steps."
