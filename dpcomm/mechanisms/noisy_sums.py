@@ -153,7 +153,8 @@ class NoisySum(Mechanism):
                 return guarantee_from_rdp(at, total, delta, name[4:], **how)
             # Rényi curves of the server's discrete noise are normal noise's own
             sigma = self.normal_sigma(d) if pld or self.summed else self.sigma
-            sigma = sigma or self._refuse(relation, sampling)
+            if self.summed and not sigma:
+                self._refuse(relation, sampling)
             if sampling != "fixed":
                 return gaussian_guarantee(sigma, delta, q, rounds, orders=orders, **how)
             made = fixed_size_epsilon(sigma, q, rounds, delta, relation, name)
@@ -567,10 +568,12 @@ class LinearSketch(Summed):
 
     def encode(self, u: Tensor, key=None) -> Message:
         # the words of one vector; plain floats where sigma is None
-        if self.sigma is not None:
-            return self.message(len(u), self.summand(u, key).astype("<u4").tobytes())
-        row = self.sketch(check_vector("u", u)[None])[0]
-        return self.message(len(u), row.numpy().astype("<f4").tobytes())
+        if self.sigma is None:
+            row = self.sketch(check_vector("u", u)[None])[0]
+            payload = row.numpy().astype("<f4")
+        else:
+            payload = self.summand(u, key).astype("<u4")
+        return self.message(len(u), payload.tobytes())
 
     def to_summand(self, message: Message) -> np.ndarray:
         payload = self.unwrap(message)
