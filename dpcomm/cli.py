@@ -78,15 +78,14 @@ def assignment(text: str) -> tuple:
 # %% ../nbs/reference/cli.ipynb #c1185a01
 def with_notes(table, column: int, longest: int = 40):
     "Sentences in a column as numbered notes below."
-    rows, notes = [], list(table.notes)
-    for row in table.rows:
+    notes, rows = [*table.notes], [[*row] for row in table.rows]
+    for row in rows:
         said = row[column]
         if len(said) > longest and "+/-" not in said and "n =" not in said:
             if said not in notes:
                 notes.append(said)
-            row = (*row[:column], f"[{notes.index(said) + 1}]", *row[column + 1 :])
-        rows.append(row)
-    return replace(table, rows=tuple(rows), notes=tuple(notes))
+            row[column] = f"[{notes.index(said) + 1}]"
+    return replace(table, rows=rows, notes=notes)
 
 
 def show(table) -> None:
@@ -109,16 +108,15 @@ def show(table) -> None:
         plain = rest if lost and sign in VERDICTS.values() else text
         return Text(plain, style=signs.get(sign, ""))
 
-    columns = range(len(table.header))
-    used = [i for i in columns if any(row[i] for row in table.rows)] or columns
+    columns = [c for c in zip(table.header, *table.rows) if any(c[1:]) or len(c) == 1]
+    names, *rows = zip(*columns)
+    longest = max((len(link_text(row[0])) for row in rows), default=0)
     grid = Table(title=table.title, title_justify="left", box=None, pad_edge=False)
-    names = max((len(link_text(row[used[0]])) for row in table.rows), default=0)
-    whole = 2 * names <= console.width  # a name is not broken where there is room
-    for i in used:
-        wrap = dict(overflow="fold", no_wrap=whole and i == used[0])
-        grid.add_column(table.header[i], **wrap)
-    for row in table.rows:
-        grid.add_row(*(coloured(row[i]) for i in used))
+    for i, name in enumerate(names):  # the first is not broken where there is room
+        whole = i == 0 and 2 * longest <= console.width
+        grid.add_column(name, overflow="fold", no_wrap=whole)
+    for row in rows:
+        grid.add_row(*map(coloured, row))
     console.print(grid)
     for i, note in enumerate(table.notes, 1):
         console.print(Text(f"[{i}] {note}"), soft_wrap=False)
@@ -197,44 +195,39 @@ def run_all(args) -> int:
     folder = runs.ready(runs.output_folder(args.out))
     print(f"writing records and pages to {folder}", file=sys.stderr, flush=True)
     end = None if args.max_seconds is None else time.monotonic() + args.max_seconds
-    unfinished = 0
+    code = 0
     for name, path, values, change in asked:
-        seconds = None if end is None else end - time.monotonic()
-        values |= dict(out=str(folder), max_seconds=seconds)
+        left = None if end is None else max(end - time.monotonic(), 0.0)
+        values |= dict(out=str(folder), max_seconds=left)
         try:
-            if seconds is not None and seconds <= 0:
-                raise runs.Unfinished("the time of --max-seconds is over")
             run_one(args, name, path, folder, values, change)
         except runs.Unfinished as error:
             print(f"{name}: {error}; continue with --resume", file=sys.stderr)
-            unfinished += 1
-    return 3 if unfinished else 0
+            code = 3
+    return code
 
 
 def _asked(name, args):
     "Name, notebook, parameters and settings to try; ValueError for what is not taken."
     path, scale = runs.notebook(name), check_choice("scale", args.scale, runs.SCALES)
-    given, values = dict(args.p), dict(scale=scale, resume=args.resume)
-    known, change, own = runs.defaults(path), {}, name.endswith(".ipynb")
-    named = not own and known.pop("name", None) is not None
+    known, given, change = runs.defaults(path), dict(args.p), {}
     if len(given) < len(args.p):
         raise ValueError("-p: a name is given twice; write its values as lr=0.1,0.2")
     if taken := [key for key in given if key in runs.SHARED or key == "device"]:
         raise ValueError(f"-p {taken[0]}: use --{taken[0].replace('_', '-')} instead")
-    if not own:
-        words = {key: given.pop(key) for key in [*given] if key not in known}
-        change = {key: several(value) for key, value in words.items()}
-        runs.read_changes(change)
-    asked = dict(seeds=args.seeds, device=args.device)
-    values |= given | {key: value for key, value in asked.items() if value is not None}
+    values = dict(scale=scale, seeds=args.seeds, resume=args.resume, device=args.device)
+    values = {key: value for key, value in values.items() if value is not None} | given
+    if name.endswith(".ipynb"):
+        runs.check_parameters(known, values)
+        return name, path, values, change
+    named = known.pop("name", None) is not None
+    for key in [key for key in given if key not in known]:
+        change[key] = several(values.pop(key))
     runs.check_parameters(known, values)
-    values |= {"name": name.replace("_", "-")} if named else {}
-    if not own:
-        experiment = runs.find(name)
-        values["device"] = runs.device(args.device or "auto", gpu=experiment.gpu)
-        costs = runs.Costs(experiment, scale)
-        runs.select(costs, args.seeds, str(given.get("only", "all")))
-    return name, path, values, change
+    experiment, only = runs.find(name), str(given.get("only", "all"))
+    runs.select(runs.Costs(experiment, scale), args.seeds, only, change)
+    values["device"] = runs.device(args.device or "auto", gpu=experiment.gpu)
+    return name, path, values | ({"name": experiment.name} if named else {}), change
 
 
 @contextmanager
@@ -243,13 +236,11 @@ def moving():
     from tqdm import tqdm
 
     def turn():
-        for sign in cycle("|/-\\"):
-            if ended.wait(1):
-                return
+        while not ended.wait(1):
             if not getattr(tqdm, "_instances", ()):
-                print(f"\r{sign}\r", end="", file=sys.stderr, flush=True)
+                print(f"\r{next(signs)}\r", end="", file=sys.stderr, flush=True)
 
-    ended = Event()
+    signs, ended = cycle("|/-\\"), Event()
     if sys.stderr.isatty():
         Thread(target=turn, daemon=True).start()
     try:
@@ -369,21 +360,28 @@ def sweep_all(args) -> int:
     if not args.dask and not args.slurm:
         runs.device(args.device)  # or it is refused once, not by every run
     print(f"writing records to {runs.ready(folder)}", file=sys.stderr)
-    how = dict(device=args.device, say=lambda line: print(line, file=sys.stderr))
-    how["end"] = None if args.max_hours is None else time.time() + 3600 * args.max_hours
-    processes = args.processes or 1
-    if processes == 1 and not args.dask and not args.slurm:
-        done = sweep.run_here(jobs, folder, **how)
-    else:
-        slurm = dict(args.slurm_option) if args.slurm else None
-        with sweep.dask_client(jobs, processes, args.dask, slurm) as client:
-            done = sweep.run_dask(jobs, client, folder, **how)
-    for name, why in done.failed.items():
+    end = None if args.max_hours is None else time.time() + 3600 * args.max_hours
+    where = (
+        args.processes or 1,
+        args.dask,
+        dict(args.slurm_option) if args.slurm else None,
+    )
+    done, late, failed = 0, 0, {}  # late: rounds left, no input, or run elsewhere
+    for job, result in sweep.run_all(jobs, folder, *where, end=end, device=args.device):
+        if isinstance(result, BaseException):
+            failed[job.name] = f"{type(result).__name__}: {result}"
+        elif result:
+            done += 1
+        else:
+            late += 1
+        counts = f"{done} done, {late} unfinished, {len(failed)} failed"
+        print(f"{counts}; last {job.name}", file=sys.stderr)
+    for name, why in failed.items():
         print(f"\n{name} failed: {why.strip()}", file=sys.stderr)
-    if done.late:
-        left = f"{len(done.late)} runs are left: repeat the command to continue"
+    if late:
+        left = f"{late} runs are left: repeat the command to continue"
         print(left, file=sys.stderr)
-    return 1 if done.failed else 3 if done.late else 0
+    return 1 if failed else 3 if late else 0
 
 # %% ../nbs/reference/cli.ipynb #a14b1753
 @verb(

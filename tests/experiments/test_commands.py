@@ -19,7 +19,7 @@ from dpcomm.evidence import paper_tables, records
 from dpcomm.experiments.run import runs, sweep
 from dpcomm.mechanisms import contract
 
-FAILED = dict(failed={"x.full/k.seed0": "why"})
+FAILED = ValueError("why")
 SMOKE = "sweep dprec-mnist --scale smoke --seeds 0 --only linear.eps3"
 
 
@@ -257,15 +257,15 @@ def test_tables_fit_the_terminal(width, monkeypatch, capsys):
 
 
 @tabled(
-    "outcome, code, says",
+    "results, code, says",
     [
-        ({}, 0, "writing records to"),
-        (dict(late=["x"]), 3, "1 runs are left"),
-        (FAILED, 1, "x.full/k.seed0 failed: why"),
+        ([True], 0, "1 done, 0 unfinished, 0 failed; last x.full/k.seed0"),
+        ([True, False], 3, "1 runs are left"),
+        ([True, False, FAILED], 1, "x.full/k.seed0 failed: ValueError: why"),
     ],
 )
-def test_a_sweep_ends_with_a_code(outcome, code, says, monkeypatch, capsys, tmp_path):
-    done = sweep.Outcome(**outcome)
+def test_a_sweep_ends_with_a_code(results, code, says, monkeypatch, capsys, tmp_path):
+    done = [(types.SimpleNamespace(name="x.full/k.seed0"), each) for each in results]
     monkeypatch.setattr(sweep, "run_here", lambda *_, **__: done)
     found, shown = said(f"{SMOKE} --out {tmp_path}", capsys)
     assert found == code and says in shown.err

@@ -203,14 +203,12 @@ def test_a_failure_leaves_the_others_and_time_ends_a_sweep(monkeypatch, tmp_path
 
     grid = run("bad"), run("good"), run("long"), run("gap", needs=("bad",))
     made_up(monkeypatch, *grid, run_one=run_one)
-    jobs, lines = sweep.plan(["made-up"]), []
-    done = sweep.run_here(jobs, tmp_path, say=lines.append)
-    assert [job.key for job in done.done] == ["good"]
-    assert {job.key for job in done.late} == {"long", "gap"}
-    assert done.failed == {"made-up.full/bad.seed0": "KeyError: 'a fault'"}
-    assert len(lines) == 4 and "1 done, 2 unfinished, 1 failed" in lines[-1]
-    late = sweep.run_here(jobs, tmp_path, end=time.time() - 1, say=lines.append)
-    assert late.late == [job for job in jobs if job.key != "good"] and not late.failed
+    jobs = sweep.plan(["made-up"])
+    done = {job.key: result for job, result in sweep.run_all(jobs, tmp_path)}
+    assert repr(done.pop("bad")) == "KeyError('a fault')"
+    assert done == dict(good=True, long=False, gap=False)
+    late = [*sweep.run_all(jobs, tmp_path, end=time.time() - 1)]
+    assert late == [(job, job.key == "good") for job in jobs]
 
 
 SWEEP = """
@@ -241,19 +239,15 @@ def test_a_sweep_that_is_killed_ends_with_the_same_records(one, tmp_path):
 @pytest.mark.slow
 def test_a_killed_dask_worker_changes_no_number_and_no_run_is_lost(one, tmp_path):
     pytest.importorskip("distributed")
-    jobs, killed = sweep.plan(*ASKED), []
+    jobs = sweep.plan(*ASKED)
     with sweep.dask_client(jobs, 2) as client:
         assert client.scheduler_info()["address"].startswith("tls://127.0.0.1:")
-
-        def say(line):
-            "The first result kills a worker that has jobs to do."
-            if not killed:
-                at = next(at for at, keys in client.processing().items() if keys)
-                killed.append(client.run(os.getpid, workers=[at])[at])
-                os.kill(killed[0], signal.SIGKILL)
-
-        done = sweep.run_dask(jobs, client, tmp_path, say=say)
-    assert len(killed) == 1 and done.failed == {} and len(done.done) == 4
+        results = sweep.run_dask(jobs, client, tmp_path)
+        first = next(results)  # then a worker is killed that has jobs to do
+        at = next(at for at, keys in client.processing().items() if keys)
+        os.kill(client.run(os.getpid, workers=[at])[at], signal.SIGKILL)
+        done = [first, *results]
+    assert len(done) == 4 and all(result is True for _, result in done)
     assert numbers(tmp_path) == one
 
 

@@ -88,10 +88,10 @@ def experiments() -> dict:
             " install its wheel"
         )
     for folder in (*paper_tables.papers(), "experiments"):
-        before = "" if folder == "experiments" else f"{folder}-"
         for path in sorted(home.glob(f"{folder}/[a-z]*.ipynb")):
             if b'"parameters"' in path.read_bytes():
-                paths[before + path.stem.replace("_", "-")] = path
+                name = f"{folder}-{path.stem}".removeprefix("experiments-")
+                paths[name.replace("_", "-")] = path
     if shared := paths.pop("not-run", None):
         paths |= dict.fromkeys(NEVER_RUN, shared)
     order = sorted(
@@ -195,9 +195,8 @@ def own(name: str, grid, run_one, table=None) -> Experiment:
 def recorded_runs(experiment: Experiment, scale: str, *roots) -> dict:
     "(key, seed) -> Record below some folders; None and no folder: the committed ones."
     there = {}
-    for root in roots or (None,):
-        path = records.path_of(root, experiment.paper, experiment.stem, scale)
-        kept = records.read(path) if path.exists() else ()
+    for root in dict.fromkeys(roots or (None,)):
+        kept = records.load(experiment.paper, experiment.stem, scale, root)
         there |= {(r.key, r.seed): r for r in records.current(kept).values()}
     return there
 
@@ -211,17 +210,12 @@ class Job:
     seed: int
     inputs: dict  # need -> (Experiment, key, seed) of the record that it names
     minutes: float = 0.0  # of one core, expected
-    change: dict = field(default_factory=dict)  # setting -> value that is tried
+    tried: str = ""  # its changed settings in words
 
     @property
     def key(self) -> str:
         "Of its record."
-        return f"change.{self.tried}.{self.run.key}" if self.change else self.run.key
-
-    @property
-    def tried(self) -> str:
-        "Its changed settings in words."
-        return ",".join(f"{name}={self.change[name]}" for name in sorted(self.change))
+        return f"change.{self.tried}.{self.run.key}" if self.tried else self.run.key
 
     @property
     def name(self) -> str:
@@ -246,9 +240,9 @@ def by_key(have):
 class Costs:
     "What an experiment's runs of a scale have cost, and what those that are missing would."
 
-    def __init__(self, experiment: Experiment, scale: str, *roots):
+    def __init__(self, experiment: Experiment, scale: str, out=None):
         self.experiment, self.grid = experiment, experiment.grid(scale)
-        self.have = recorded_runs(experiment, scale, *roots)
+        self.have = recorded_runs(experiment, scale, None, out)
         self.seconds, self.peaks = by_key(self.have)
         self.spent = sum(map(sum, self.seconds.values())) / 60
         jobs = [(run, seed) for run in self.grid for seed in run.seeds]
@@ -260,12 +254,16 @@ class Costs:
         if run.needs and not run.minutes:
             return 0.0, "from others"
         kind = run.minutes, run.needs
-        like = {g.key for g in self.grid if (g.minutes, g.needs) == kind}
-        for keys, how in ({run.key}, "measured"), (like, "like its neighbours"):
-            costs = [c for key in keys & self.seconds.keys() for c in self.seconds[key]]
-            if sum(costs) > 0:
+        like = [g.key for g in self.grid if (g.minutes, g.needs) == kind]
+        for keys, how in ([run.key], "measured"), (like, "like its neighbours"):
+            costs = [c for key in keys for c in self.seconds.get(key, ())]
+            if any(costs):
                 return sum(costs) / len(costs) / 60, how
         return run.minutes, "guessed"
+
+    def lines(self, only: str = "all") -> list:
+        "Those whose key begins with `only`."
+        return [run for run in self.grid if only == "all" or run.key.startswith(only)]
 
     def job(self, key: str, seed: int) -> Job:
         "With its inputs, which the line names as [experiment/]key[@seed]."
@@ -276,11 +274,6 @@ class Costs:
             source = find(name) if name else self.experiment
             inputs[need] = source, line, int(other or seed)
         return Job(self.experiment, run, seed, inputs, self.minutes(run)[0])
-
-    @property
-    def memory(self) -> str:
-        "GiB of the largest run."
-        return f"{max(self.peaks.get(r.key) or r.memory for r in self.grid):.1f}"
 
 # %% ../../../nbs/run/runs.ipynb #ef1a4e73
 EMPTY = dict(config={}, final={}, history=[], cells={}, guarantee=None)
@@ -293,6 +286,8 @@ def _plain(value):  # dataclasses and numpy's numbers, as JSON holds them
 
 def record_of(job: Job, outcome: dict, cost: dict, device: str = "cpu") -> Record:
     experiment, run, seed = job.experiment, job.run, job.seed
+    if job.tried:  # never a verdict
+        outcome = outcome | dict(cells={}, notes=[f"changed settings: {job.tried}"])
     kept = json.loads(json.dumps(EMPTY | outcome, default=_plain))
     torch = sys.modules.get("torch")
     if unplanned := [key for key in kept["cells"] if key not in run.fills]:
@@ -319,7 +314,7 @@ def record_of(job: Job, outcome: dict, cost: dict, device: str = "cpu") -> Recor
 # %% ../../../nbs/run/runs.ipynb #3a9d8353
 def _outcome(job, how, folder):
     "What `run_one` returns; None where it is not finished or an input is missing."
-    run = replace(job.run, changes=job.run.changes | job.change)
+    run = job.run
     if run.needs:
         inputs = {
             need: recorded_runs(source, run.scale, None, folder).get((key, seed))
@@ -356,7 +351,7 @@ def execute(
 ) -> Record | None:  # None where it stopped before its end
     "Play one job and record it; BlockingIOError where another process does."
     folder, scale = output_folder(out), job.run.scale
-    folder = folder / "changes" if job.change else folder
+    folder = folder / "changes" if job.tried else folder
     stem = f"{job.experiment.stem}.{scale}"
     path = folder / "checkpoints" / stem / f"{job.key}.seed{job.seed}.pt"
     with locked(path.with_suffix(".lock"), wait=False):
@@ -371,14 +366,10 @@ def execute(
         outcome = _outcome(job, how, folder)
         if outcome is None:
             return None
-        if job.change:  # never a verdict
-            outcome |= dict(cells={}, notes=[f"changed settings: {job.tried}"])
-        seconds = time.monotonic() - wall, time.process_time() - cpu
-        cost = dict(
-            wall_seconds=outcome.pop("wall_seconds", seconds[0]),
-            cpu_seconds=outcome.pop("cpu_seconds", seconds[1]),
-            peak_bytes=_peak_bytes(),
-        )
+        cost = dict(wall_seconds=time.monotonic() - wall)
+        cost |= dict(cpu_seconds=time.process_time() - cpu)
+        cost = {name: outcome.pop(name, spent) for name, spent in cost.items()}
+        cost["peak_bytes"] = _peak_bytes()
         record = record_of(job, outcome, cost, how.get("device", "cpu"))
         records.append(folder, record, counts=True)
         path.unlink(missing_ok=True)
@@ -442,24 +433,27 @@ def ready(folder: Path) -> Path:
         raise unwritable(folder, error) from None
 
 
-def select(costs: Costs, seeds=None, only: str = "all") -> list:
+def select(costs: Costs, seeds=None, only: str = "all", change: dict | None = None):
     "Every Job that was asked for, as `run_grid` takes it; needs come first."
     for seed in seeds or ():
         check_between("seed", seed, 0, LAST_SEED)
-    grid = costs.grid
-    runs = [run for run in grid if only == "all" or run.key.startswith(only)]
+    runs = costs.lines(only)
     if not runs:
         parts = only.count(".") + 1
-        begun = dict.fromkeys(".".join(run.key.split(".")[:parts]) for run in grid)
-        check_choice(f"{costs.experiment.name}, only", only, begun)
+        keys = (".".join(run.key.split(".")[:parts]) for run in costs.grid)
+        check_choice(f"{costs.experiment.name}, only", only, dict.fromkeys(keys))
     runs.sort(key=lambda run: bool(run.needs))
     wanted = {seed for run in runs for seed in (run.seeds if seeds is None else seeds)}
-    return [
+    jobs = [
         costs.job(run.key, seed)
         for seed in sorted(wanted)
         for run in runs
         if seed in run.seeds or (seeds is not None and run.trains)
     ]
+    if change:
+        jobs = [job for job in jobs if job.run.changes and not job.run.needs]
+        jobs = [changed(job, each) for each in read_changes(change) for job in jobs]
+    return jobs
 
 # %% ../../../nbs/run/runs.ipynb #31898411
 def run_grid(
@@ -490,11 +484,7 @@ def run_grid(
     Returns: list of Record.
     """
     experiment, folder, finished, left = find(name), output_folder(out), [], []
-    jobs = select(Costs(experiment, scale, None, folder), seeds, only)
-    if change:
-        jobs = [job for job in jobs if job.run.changes and not job.run.needs]
-        tried = read_changes(change)
-        jobs = [replace(job, change=each) for each in tried for job in jobs]
+    jobs = select(Costs(experiment, scale, folder), seeds, only, change)
     if not jobs:
         raise ValueError(f"{experiment.name} trains nothing: leave out --seeds and -p")
     ready(folder)
@@ -543,35 +533,43 @@ def read_changes(pairs: dict) -> list:
     return [dict(zip(values, each)) for each in product(*values.values())]
 
 
-def change_table(name: str, changed: list, root=None):
+def changed(job: Job, change: dict) -> Job:
+    "A job with other settings, under another key."
+    words = ",".join(f"{name}={change[name]}" for name in sorted(change))
+    return replace(
+        job, run=replace(job.run, changes=job.run.changes | change), tried=words
+    )
+
+
+def change_table(name: str, tried: list, root=None):
     "Runs with other settings below what is recorded of the same runs, a row a setting."
     from dpcomm.evidence.verdicts import runs_table
 
-    experiment, scale = find(name), changed[0].scale
+    experiment, scale = find(name), tried[0].scale
     have = recorded_runs(experiment, scale, None, root).values()
-    same = [r for r in have if any(c.key.endswith(f".{r.key}") for c in changed)]
+    same = [r for r in have if any(c.key.endswith(f".{r.key}") for c in tried)]
     title = f"{experiment.name}, scale {scale}, changed settings: no verdict"
-    return runs_table([*same, *changed], title)
+    return runs_table([*same, *tried], title)
 
 
-def change_figure(changed: list, change: dict):
+def change_figure(tried: list, change: dict):
     "Scores over the values of the first setting that has several, a line a run."
     from dpcomm.evidence import figures
     from dpcomm.evidence.verdicts import SCORES, score_of
 
     name = next(k for k, value in change.items() if isinstance(value, tuple))
-    points, mechs, label = {}, {}, "score"
-    for record in records.current(changed).values():
+    points, label = {}, "score"  # (mechanism, line) -> value -> a score a seed
+    for record in records.current(tried).values():
         score, s = score_of([record])
         if s:
-            value = record.config[name]
-            label, line = SCORES[score], record.key.replace(f"{name}={value}", name)
-            mechs[line] = figures.mechanism_of(record)
-            points.setdefault(line, {}).setdefault(value, []).append(s.mean)
-    lines = []
-    for line, at in points.items():
-        ys = [*zip(*at.values())]  # a row a seed
-        lines.append(figures.series(mechs[line], [*at], ys, line))
+            label, value = SCORES[score], record.config[name]
+            line = record.key.replace(f"{name}={value}", name)
+            at = points.setdefault((figures.mechanism_of(record), line), {})
+            at.setdefault(value, []).append(s.mean)
+    lines = [
+        figures.series(mechanism, [*at], [*zip(*at.values())], line)
+        for (mechanism, line), at in points.items()
+    ]
     numbers = all(isinstance(value, (int, float)) for value in change[name])
     draw = figures.curve if numbers else figures.bars
     figure, _ = draw(lines, name, label, "Changed settings: no verdict")
@@ -625,9 +623,11 @@ def differences(config, paper) -> str:
     paper: settings of the paper, the same dataclass.
     Returns: one line a setting that differs.
     """
-    names = [f.name for f in fields(config)]
-    pairs = [(name, getattr(config, name), getattr(paper, name)) for name in names]
-    lines = [f"{n} = {shown(a)} (paper: {shown(b)})" for n, a, b in pairs if a != b]
+    lines = [
+        f"{f.name} = {shown(ours)} (paper: {shown(theirs)})"
+        for f in fields(config)
+        if (ours := getattr(config, f.name)) != (theirs := getattr(paper, f.name))
+    ]
     return "\n".join(lines) or "every setting is the paper's"
 
 # %% ../../../nbs/run/runs.ipynb #bae8e2e5

@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 
@@ -32,7 +32,7 @@ def plan(
     job needs stands before it. decide: only the seeds that can still change a verdict.
     """
     chosen, jobs = [runs.find(name) for name in names], {}
-    costs = cache(lambda e: Costs(e, scale, *([None, out] if out else [None])))
+    costs = cache(lambda e: Costs(e, scale, out))
     if decide:
         asked = _deciding(chosen, only, costs)
     else:
@@ -57,22 +57,24 @@ def _time(minutes):
     return f"{minutes:,.1f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"
 
 
+def _data(lines):
+    return ", ".join(sorted({name for run in lines for name in run.data}))
+
+
 def _table(header, rows, title):
     return Table(tuple(header.split("|")), tuple(rows), title)
 
 
 def plan_table(jobs: list) -> Table:
     "Time and memory of a plan, a row an experiment."
-    rows = []
+    rows, total = [], sum(job.minutes for job in jobs) / 60
     for name in dict.fromkeys(job.experiment.name for job in jobs):
         mine = [job for job in jobs if job.experiment.name == name]
-        hours = sum(job.minutes for job in mine) / 60
-        cells = sum(len(job.run.fills) for job in mine)
-        memory = max(job.run.memory for job in mine)
-        data = ", ".join(sorted({d for job in mine for d in job.run.data}))
-        size = str(len(mine)), str(cells), f"{hours:,.1f}", f"{memory:g}"
-        rows.append((name, *size, data))
-    total = sum(job.minutes for job in jobs) / 60
+        lines = [job.run for job in mine]
+        cells, memory = sum(len(r.fills) for r in lines), max(r.memory for r in lines)
+        hours = f"{sum(job.minutes for job in mine) / 60:,.1f}"
+        size = str(len(mine)), str(cells), hours, f"{memory:g}"
+        rows.append((name, *size, _data(lines)))
     title = f"{len(jobs)} runs are missing: about {total:,.1f} core-hours"
     return _table("experiment|runs|numbers|core-hours|GiB|data", rows, title)
 
@@ -100,10 +102,11 @@ def cost_sentence(name: str) -> Shown:
         left = "nothing is missing"
     elif any(costs.minutes(run)[1] == "guessed" for run, _ in costs.missing):
         left += ", guessed where none like them has been recorded"
-    data = ", ".join(sorted({d for run in costs.grid for d in run.data})) or "bundled"
+    memory = max(costs.peaks.get(run.key) or run.memory for run in costs.grid)
     return Shown(
         f"`dpcomm sweep {name} --scale full` makes the full-scale records of this page,"
-        f" one process a run, up to {costs.memory} GiB each; data: {data}. Recorded:"
+        f" one process a run, up to {memory:.1f} GiB each; data:"
+        f" {_data(costs.grid) or 'bundled'}. Recorded:"
         f" {_time(costs.spent)} of CPU time; {left}."
     )
 
@@ -161,15 +164,14 @@ def _deciding(chosen, only, costs):
     asked = {}
     for paper in sorted({e.paper for e in chosen} - {paper_tables.ACROSS}):
         mine = [e for e in chosen if e.paper == paper]
-        pairs = [(e, r) for e in mine for r in costs(e).grid]
-        pairs = [(e, r) for e, r in pairs if only == "all" or r.key.startswith(only)]
-        sources = {key: (e, run) for e, run in pairs for key in run.fills}
+        lines = [(e, run) for e in mine for run in costs(e).lines(only)]
+        sources = {key: (e, run) for e, run in lines for key in run.fills}
         ours = [record for e in mine for record in costs(e).have.values()]
         evidence = verdicts.evidence_of(records.load(paper, scale="full"), ours)
         for cell in paper_tables.cells(paper):
-            one, two = (cell.same_as or cell.key,), (cell.above, cell.below)
-            pairs = one, cell.quotient or two
-            keys = next((keys for keys in pairs if {*keys} <= {*sources}), ())
+            two = cell.quotient or (cell.above, cell.below)
+            ways = (cell.same_as or cell.key,), two
+            keys = next((keys for keys in ways if {*keys} <= sources.keys()), ())
             if cell.kind == "shown" or not keys:
                 continue
             behind = [sources[key] for key in keys]
@@ -182,24 +184,6 @@ def _deciding(chosen, only, costs):
     return list(asked.values())
 
 # %% ../../../nbs/run/sweep.ipynb #dda5e79c
-@dataclass
-class Outcome:
-    "What became of a sweep's jobs."
-
-    done: list = field(default_factory=list)
-    late: list = field(default_factory=list)  # rounds left, no input, or run elsewhere
-    failed: dict = field(default_factory=dict)  # name of a job -> error in words
-
-    def keep(self, job: Job, result, say) -> None:
-        "Note what a job returned or raised."
-        if isinstance(result, BaseException):
-            self.failed[job.name] = f"{type(result).__name__}: {result}"
-        else:
-            (self.done if result else self.late).append(job)
-        counts = f"{len(self.late)} unfinished, {len(self.failed)} failed"
-        say(f"{len(self.done)} done, {counts}; last {job.name}")
-
-
 def run_job(job: Job, out, end: float | None = None, device="cpu", progress=False):
     "Whether the record is there after a run until `end`, as `time.time`, at most."
     device = runs.device(device if job.experiment.gpu else "cpu")
@@ -210,16 +194,13 @@ def run_job(job: Job, out, end: float | None = None, device="cpu", progress=Fals
         return False
 
 
-def run_here(jobs: list, out, end=None, device="cpu", say=print) -> Outcome:
-    "Run jobs one after another in this process."
-    outcome = Outcome()
+def run_here(jobs: list, out, end=None, device="cpu"):
+    "Run jobs one after another in this process; yields what `run_all` does."
     for job in jobs:
         try:
-            result = run_job(job, out, end, device, job.key)
+            yield job, run_job(job, out, end, device, job.key)
         except Exception as error:  # the others go on
-            result = error
-        outcome.keep(job, result, say)
-    return outcome
+            yield job, error
 
 # %% ../../../nbs/run/sweep.ipynb #286adf0c
 def _quietly(needed, *job):  # `needed` are the results of jobs before it
@@ -227,22 +208,21 @@ def _quietly(needed, *job):  # `needed` are the results of jobs before it
         return run_job(*job)
 
 
-def run_dask(jobs: list, client, out, end=None, device="cpu", say=print) -> Outcome:
+def run_dask(jobs: list, client, out, end=None, device="cpu"):
     "Run jobs on Dask's workers, which all see one folder. [distributed.dask.org]"
     with needs("run"):
         from distributed import as_completed
 
-    outcome, futures = Outcome(), {}
+    futures, played = {}, {}
     for rank, job in enumerate(jobs):
         sources = {(source.name, *at) for source, *at in job.inputs.values()}
         needed = [futures[source] for source in sources & futures.keys()]
         how = dict(key=job.name, pure=False, priority=-rank)
         future = client.submit(_quietly, needed, job, str(out), end, device, **how)
         futures[job.experiment.name, job.key, job.seed] = future
-    by_name = {job.name: job for job in jobs}
-    for future in as_completed(futures.values()):
-        outcome.keep(by_name[future.key], future.exception() or future.result(), say)
-    return outcome
+        played[future] = job
+    for future in as_completed(played):
+        yield played[future], future.exception() or future.result()
 
 
 @contextmanager
@@ -290,6 +270,15 @@ def _slurm_cluster(gib, options):
     how |= dict(cores=1, processes=1, memory=f"{gib}GiB", python=sys.executable)
     how |= dict(security=Security.temporary(), protocol="tls://")
     return SLURMCluster(shared_temp_directory=os.getcwd(), **how)
+
+
+def run_all(jobs: list, out, processes=1, address="", slurm=None, **how):
+    "Each job as it ends, with whether its record is there, or the error that it raised."
+    if processes == 1 and not address and slurm is None:
+        yield from run_here(jobs, out, **how)
+    else:
+        with dask_client(jobs, processes, address, slurm) as client:
+            yield from run_dask(jobs, client, out, **how)
 
 
 def shell_line(job: Job, out=None, device: str = "cpu") -> str:
