@@ -63,12 +63,6 @@ def seed_list(text: str) -> list:
     return seeds
 
 
-def several(value):
-    "The values of a setting: a tuple where commas part them."
-    words = value.split(",") if isinstance(value, str) else ()
-    return tuple(map(literal, words)) if len(words) > 1 else value
-
-
 def assignment(text: str) -> tuple:
     name, is_there, value = text.partition("=")
     if not is_there:
@@ -122,8 +116,8 @@ def show(table) -> None:
         console.print(Text(f"[{i}] {note}"), soft_wrap=False)
 
 
-def print_tables(args, *tables, **beside):
-    "Tables as they were asked for; `beside` goes with them into JSON."
+def print_tables(args, *tables, below="", **beside):
+    "Tables as asked for, with `beside` in JSON and with a line `below` for people."
     from dpcomm.evidence import figures
 
     dicts = [figures.as_dict(table) for table in tables]
@@ -136,6 +130,7 @@ def print_tables(args, *tables, **beside):
         column = {"table": 2, "audit": 0}.get(args.verb)
         for table in tables:
             show(table if column is None else with_notes(table, column))
+        print(below, end="\n" if below else "")
 
 # %% ../nbs/reference/cli.ipynb #a8e420df
 def _o(name, metavar, text, **how):
@@ -197,9 +192,11 @@ def run_all(args) -> int:
     end = None if args.max_seconds is None else time.monotonic() + args.max_seconds
     code = 0
     for name, path, values, change in asked:
-        left = None if end is None else max(end - time.monotonic(), 0.0)
+        left = None if end is None else end - time.monotonic()
         values |= dict(out=str(folder), max_seconds=left)
         try:
+            if left is not None and left <= 0:
+                raise runs.Unfinished("the time of --max-seconds is over")
             run_one(args, name, path, folder, values, change)
         except runs.Unfinished as error:
             print(f"{name}: {error}; continue with --resume", file=sys.stderr)
@@ -222,7 +219,9 @@ def _asked(name, args):
         return name, path, values, change
     named = known.pop("name", None) is not None
     for key in [key for key in given if key not in known]:
-        change[key] = several(values.pop(key))
+        value = values.pop(key)  # commas part several
+        several = isinstance(value, str) and "," in value
+        change[key] = tuple(map(literal, value.split(","))) if several else value
     runs.check_parameters(known, values)
     experiment, only = runs.find(name), str(given.get("only", "all"))
     runs.select(runs.Costs(experiment, scale), args.seeds, only, change)
@@ -312,10 +311,8 @@ def show_changes(args, name, made, change, folder):
     if any(isinstance(value, tuple) for value in change.values()):
         figure = folder / f"{made[0].experiment}.{made[0].scale}.png"
         runs.change_figure(made, change).savefig(figure, bbox_inches="tight")
-        beside = dict(figure=str(figure))
+        beside = dict(figure=str(figure), below=f"figure {figure}")
     print_tables(args, table, **beside)
-    if beside and not (args.json or args.csv):
-        print(f"figure {figure}")
 
 
 @verb(
@@ -402,20 +399,29 @@ def merge(args) -> None:
     names = [name.replace("-", "_") for name in runs.experiments()]
     mine = {f"{name}.{scale}.jsonl" for name in names for scale in ("quick", "full")}
     paths = sorted(p for p in Path(args.out).glob("*/*.jsonl") if p.name in mine)
-    files = [[*map(records.published, records.read(path))] for path in paths]
-    if not any(files):
+    found = ([*map(records.published, records.read(path))] for path in paths)
+    if not (files := [*filter(None, found)]):
         raise ValueError(
             f"{args.out} has no records, quick or full, of what `dpcomm list` names:"
             " run a sweep first"
         )
-    new = [record for each in filter(None, files) for record in _added(root, each)]
+    new = [record for each in files for record in _added(root, each)]
     changed = []
     for paper in sorted({r.paper for r in new} - {paper_tables.ACROSS}):
         there = records.load(paper)
         both = [*there, *(r for r in new if r.paper == paper)]
         changed += verdicts.changes(paper, *map(verdicts.evidence_of, (there, both)))
-    _ask(changed, args.yes)
-    for each in filter(None, files):
+    if changed:
+        print("\n".join(["published numbers that change:", *changed]))
+    if changed and not args.yes:
+        if not (sys.stdin and sys.stdin.isatty()):
+            raise ValueError(
+                f"{len(changed)} published numbers would change: check them, then repeat"
+                " the command with --yes"
+            )
+        if input("add the records? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise ValueError("nothing was added")
+    for each in files:
         records.append(root, *each)
     print(f"{len(new)} new records")
 
@@ -432,21 +438,6 @@ def _added(root, added):
             code = "" if stands.code != "not recorded" else ", its code unrecorded"
             print(f"{other.key}, seed {other.seed}: {why}; the earlier one stays{code}")
     return [record for record in after if record not in before]
-
-
-def _ask(changed, yes):
-    "Name numbers that would change, and go on only with somebody's consent."
-    if changed:
-        print("\n".join(["published numbers that change:", *changed]))
-    if yes or not changed:
-        return
-    if not (sys.stdin and sys.stdin.isatty()):
-        raise ValueError(
-            f"{len(changed)} published numbers would change: check them, then repeat"
-            " the command with --yes"
-        )
-    if input("add the records? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise ValueError("nothing was added")
 
 
 @verb(
@@ -501,9 +492,8 @@ def data(args):
         return show(verdicts.Table(header, tuple(catalogue.overview()), title))
     from dpcomm.datasets import images
 
-    for name in args.names:
-        check_choice("data set", name, images.names())
-    for name in args.names or images.names():
+    names = [check_choice("data set", name, images.names()) for name in args.names]
+    for name in names or images.names():
         loaded = images.load(name, args.root)
         counts = f"{len(loaded.y)} training and {len(loaded.y_test)} test images"
         print(f"{name}: {counts}, as published", flush=True)
@@ -535,21 +525,21 @@ def audit_all(args) -> int:
             name = contract.import_mechanism(name)
         check_choice("mechanism", name, contract.registered())
         settings = contract.mechanism_class(name).audit_cases
-        made = [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
-        played += cases(made)
+        played += cases(
+            [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
+        )
     for case in tqdm(played, "audit", disable=None, leave=False):
-        how = args.trials, args.delta, args.alarm, args.seed
-        claimed, audited, judged = case.run(*how)
+        found = case.run(args.trials, args.delta, args.alarm, args.seed)
+        claimed, audited, judged = found
         wrong = judged.refuted or audit.refutes(audited, claimed)
         setting = f"{case.setting}; accountant {claimed.accountant}"
-        rows.append((setting, *row(case, claimed, audited, judged, wrong)))
+        rows.append((setting, *row(case, *found, wrong)))
         bad += wrong
     legend = LEGEND.format(delta=args.delta, alarm=args.alarm).replace("\n ", "")
-    notes = tuple(legend.splitlines())
-    print_tables(args, Table(("mechanism", *HEADER), tuple(rows), "Audits", notes))
-    if not (args.json or args.csv):
-        seconds = f"{time.perf_counter() - start:.0f} s"
-        print(f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds}")
+    table = Table(("mechanism", *HEADER), rows, "Audits", legend.splitlines())
+    seconds = f"{time.perf_counter() - start:.0f} s"
+    below = f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds}"
+    print_tables(args, table, below=below)
     return 4 if bad else 0
 
 
@@ -641,15 +631,6 @@ def _parse(argv):
             raise ValueError(f"--{one}: not allowed with --{other}: leave one out")
     return args
 
-
-def _kept(args, words):
-    "What an interruption leaves behind, and the command that goes on."
-    if args.verb not in ("run", "sweep"):
-        return "interrupted"
-    resume = [] if args.verb == "sweep" or "--resume" in words else ["--resume"]
-    again = shlex.join(["dpcomm", *words, *resume])
-    return f"interrupted; records and checkpoints are kept: continue with `{again}`"
-
 # %% ../nbs/reference/cli.ipynb #ec6bb9dd
 def main(argv=None) -> int:
     """Run a command and turn what happens into an exit code.
@@ -672,5 +653,10 @@ def main(argv=None) -> int:
         print(f"dpcomm: {error.strerror if bare else error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"dpcomm: {_kept(args, words)}", file=sys.stderr)
+        kept, again = "", shlex.join(["dpcomm", *words])
+        if args.verb == "run" and "--resume" not in words:
+            again += " --resume"
+        if args.verb in ("run", "sweep"):
+            kept = f"; records and checkpoints are kept: continue with `{again}`"
+        print(f"dpcomm: interrupted{kept}", file=sys.stderr)
         return 130

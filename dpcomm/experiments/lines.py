@@ -168,8 +168,8 @@ def train(line: Line, seed: int, **how) -> dict | None:
     task = replace(task, loss=line.loss()) if line.loss else task
     how |= {"metrics": line.metrics()} if line.metrics else {}
     done = simulate(task, guarantee=spec.guarantee, **how)
-    scores = {cell: SCORES.get(cell.rpartition(".")[2]) for cell in line.fills}
-    cells = {cell: score for cell, score in scores.items() if score}
+    ends = {cell: cell.rpartition(".")[2] for cell in line.fills}
+    cells = {cell: SCORES[end] for cell, end in ends.items() if end in SCORES}
     promised = spec.guarantee, spec.as_run
     outcome = from_training(task, done, cells, *promised, **line.noted)
     return line.after(outcome, task, done) if outcome and line.after else outcome

@@ -187,9 +187,10 @@ def own(name: str, grid, run_one, table=None) -> Experiment:
     paper = paper_tables.add(table) if table else paper_tables.ACROSS
     executed = run_one.__globals__.get("In") or [inspect.getsource(run_one)]
     cells = [cell for cell in executed if not cell.startswith("# Parameters\n")]
-    given = dict(grid=grid, run_one=run_one, table=table and Path(table).resolve())
     code = hashlib.sha256("\n".join(cells).encode()).hexdigest()[:12]
-    return Experiment(name, SimpleNamespace(**given, code=code), paper)
+    made = dict(grid=grid, run_one=run_one, code=code)
+    made |= dict(table=Path(table).resolve()) if table else {}
+    return Experiment(name, SimpleNamespace(**made), paper)
 
 # %% ../../../nbs/run/runs.ipynb #33240680
 def recorded_runs(experiment: Experiment, scale: str, *roots) -> dict:
@@ -216,6 +217,12 @@ class Job:
     def key(self) -> str:
         "Of its record."
         return f"change.{self.tried}.{self.run.key}" if self.tried else self.run.key
+
+    def tries(self, change: dict):
+        "The same with other settings."
+        run = replace(self.run, changes=self.run.changes | change)
+        tried = ",".join(f"{name}={change[name]}" for name in sorted(change))
+        return replace(self, run=run, tried=tried)
 
     @property
     def name(self) -> str:
@@ -285,31 +292,31 @@ def _plain(value):  # dataclasses and numpy's numbers, as JSON holds them
 
 
 def record_of(job: Job, outcome: dict, cost: dict, device: str = "cpu") -> Record:
-    experiment, run, seed = job.experiment, job.run, job.seed
-    if job.tried:  # never a verdict
-        outcome = outcome | dict(cells={}, notes=[f"changed settings: {job.tried}"])
+    run, torch = job.run, sys.modules.get("torch")
     kept = json.loads(json.dumps(EMPTY | outcome, default=_plain))
-    torch = sys.modules.get("torch")
-    if unplanned := [key for key in kept["cells"] if key not in run.fills]:
-        raise ValueError(f"{run.key}: {unplanned[0]} is not a cell of its grid")
+    if job.tried:  # never a verdict
+        kept |= dict(cells={}, notes=[f"changed settings: {job.tried}"])
+    if unplanned := kept["cells"].keys() - run.fills:
+        raise ValueError(f"{run.key}: {min(unplanned)} is not a cell of its grid")
+    if run.trains and job.seed not in run.seeds and kept["cells"]:
+        kept["notes"].append(records.BEYOND)
     if run.scale != "full":
         kept["cells"] = {
             key if key.startswith("ours.") else f"ours.{run.scale}.{key}": cell
             for key, cell in kept["cells"].items()
         }
-    if run.trains and seed not in run.seeds and kept["cells"]:
-        kept["notes"] = [*kept["notes"], records.BEYOND]
     gpu = str(device).startswith("cuda")
     origin = records.stamp(torch.cuda.get_device_name(device) if gpu else "cpu") | {
-        "code": experiment.code,
+        "code": job.experiment.code,
         "engine": kept["config"].get("engine"),
         "dtype": kept["config"].get("dtype", "float32"),
         "threads": torch.get_num_threads() if torch else 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    who = dict(paper=experiment.paper, experiment=experiment.stem, scale=run.scale)
-    who |= dict(key=job.key, seed=seed, trained=run.trains, cost=cost, origin=origin)
-    return Record(**kept | who | {"history": records.thin(kept["history"])})
+    kept |= dict(paper=job.experiment.paper, experiment=job.experiment.stem)
+    kept |= dict(scale=run.scale, key=job.key, seed=job.seed, trained=run.trains)
+    kept["history"] = records.thin(kept["history"])
+    return Record(cost=cost, origin=origin, **kept)
 
 # %% ../../../nbs/run/runs.ipynb #3a9d8353
 def _outcome(job, how, folder):
@@ -452,7 +459,7 @@ def select(costs: Costs, seeds=None, only: str = "all", change: dict | None = No
     ]
     if change:
         jobs = [job for job in jobs if job.run.changes and not job.run.needs]
-        jobs = [changed(job, each) for each in read_changes(change) for job in jobs]
+        jobs = [job.tries(each) for each in read_changes(change) for job in jobs]
     return jobs
 
 # %% ../../../nbs/run/runs.ipynb #31898411
@@ -531,14 +538,6 @@ def read_changes(pairs: dict) -> list:
         for value in tried:
             Config(**{name: value})  # its own checks
     return [dict(zip(values, each)) for each in product(*values.values())]
-
-
-def changed(job: Job, change: dict) -> Job:
-    "A job with other settings, under another key."
-    words = ",".join(f"{name}={change[name]}" for name in sorted(change))
-    return replace(
-        job, run=replace(job.run, changes=job.run.changes | change), tried=words
-    )
 
 
 def change_table(name: str, tried: list, root=None):
@@ -655,11 +654,12 @@ def run_page(path, target, values: dict, home=None, last: str = "") -> Path:
     page.cells += [nbformat.v4.new_code_cell(last)] if last else []
     how = dict(cwd=home, kernel_name="python3", language="python", progress_bar=False)
     how |= dict(extra_arguments=["--log-level=CRITICAL"], stderr_file=sys.stderr)
+    places = str(PACKAGE.parent), os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory(prefix="dpcomm-") as folder:
         write_kernel_spec(Path(folder) / "kernels" / "python3")
         inherited = dict(
-            JUPYTER_PATH=_before("JUPYTER_PATH", folder),
-            PYTHONPATH=_before("PYTHONPATH", str(PACKAGE.parent)),
+            JUPYTER_PATH=folder,
+            PYTHONPATH=os.pathsep.join(filter(None, places)),
             IPYTHONDIR=folder,
             DPCOMM_PROGRESS=str(int(sys.stderr.isatty())),
             PYDEVD_DISABLE_FILE_VALIDATION="1",
@@ -685,7 +685,3 @@ def run_page(path, target, values: dict, home=None, last: str = "") -> Path:
     of_strangers = r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>'
     html = re.sub(of_strangers, "", html).encode()
     return atomic_write(target.with_suffix(".html"), html)
-
-
-def _before(name, first):  # of a variable that lists folders
-    return os.pathsep.join(filter(None, [first, os.environ.get(name)]))

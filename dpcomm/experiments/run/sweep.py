@@ -83,7 +83,7 @@ def status(name: str, scale: str = "full") -> Table:
     "A grid with what is done and what the rest would take, a row a run."
     costs, rows = Costs(runs.find(name), scale), []
     for run in costs.grid:
-        left = sum(other.key == run.key for other, _ in costs.missing)
+        left = sum(other is run for other, _ in costs.missing)
         state = f"{len(run.seeds) - left} of {len(run.seeds)} seeds" if left else "done"
         minutes, how = costs.minutes(run)
         peak = costs.peaks.get(run.key)
@@ -161,7 +161,7 @@ def seeds_that_decide(cell, s, planned: tuple, have: set) -> tuple:
 # %% ../../../nbs/run/sweep.ipynb #3c9c39e8
 def _deciding(chosen, only, costs):
     "Every Job that can still change a verdict."
-    asked = {}
+    asked = []
     for paper in sorted({e.paper for e in chosen} - {paper_tables.ACROSS}):
         mine = [e for e in chosen if e.paper == paper]
         lines = [(e, run) for e in mine for run in costs(e).lines(only)]
@@ -179,9 +179,8 @@ def _deciding(chosen, only, costs):
             planned = tuple(dict.fromkeys(s for _, run in behind for s in run.seeds))
             s, have = evidence.summary(cell), set.intersection(*there)
             for seed in seeds_that_decide(cell, s, planned, have):
-                made = [costs(e).job(run.key, seed) for e, run in behind]
-                asked |= {job.name: job for job in made}
-    return list(asked.values())
+                asked += [costs(e).job(run.key, seed) for e, run in behind]
+    return asked
 
 # %% ../../../nbs/run/sweep.ipynb #dda5e79c
 def run_job(job: Job, out, end: float | None = None, device="cpu", progress=False):
