@@ -244,13 +244,14 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
     return ""
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
-def sgd_step(model, params: dict, h, y, weights, step: Step) -> Tensor:
+def sgd_step(model, params: dict, x, y, weights, step: Step) -> Tensor:
     """One step of SGD of n clients; their losses before it. [fltop Alg. 5]
 
-    `params`: id of a parameter of the model -> (n, ...), updated in place; `h`: folded
-    images, or vectors (n, batch, n_in); `weights` of the images in their client's mean.
+    `params`: id of a parameter of the model -> (n, ...), updated in place; `x`: images
+    or vectors (n, batch, ...); `weights` of the images in their client's mean.
     """
     layers, ways = _after_images(model), []
+    h = fold(x) if isinstance(layers[0], nn.Conv2d) else x.flatten(2)
     for layer in layers:
         own = [params[id(p)] for p in layer.parameters(recurse=False)]
         h, back = _written(layer)(layer, len(y), h, *own)
@@ -282,10 +283,6 @@ def _narrow(tensors, columns):
     return [tensors[0][:, columns], *tensors[1:]]
 
 
-def starts_with_images(model: nn.Sequential) -> bool:  # False: vectors
-    return isinstance(_after_images(model)[0], nn.Conv2d)
-
-
 def _used(model, x, y, plan):
     "What a plan uses: images, and the columns of a first linear layer if few; None: all."
     first = _after_images(model)[0]
@@ -300,7 +297,7 @@ def _used(model, x, y, plan):
     return images[:, columns], y[used], torch.where(plan >= 0, numbers, -1), columns
 
 
-def _batches(model, x, y, plan):
+def _batches(x, y, plan):
     there = plan >= 0
     weights = there.to(x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
     steps, filled = there.any(-1).sum(1), torch.where(there, plan, plan[:, :1, :1])
@@ -308,8 +305,7 @@ def _batches(model, x, y, plan):
         n = int((steps > t).sum())
         full = there[:n, t].any(0)
         index = filled[:n, t, full]
-        h = fold(x[index]) if starts_with_images(model) else x[index].flatten(2)
-        yield h, y[index], weights[:n, t, full]
+        yield x[index], y[index], weights[:n, t, full]
 
 # %% ../../nbs/training/fused.ipynb #2f79804d
 def _updates(params, start, columns, order):
@@ -346,10 +342,10 @@ def train_fused(model, w, x, y, plan, lr: float, mask=None) -> tuple:
     free = unflatten(mask.to(w.dtype), shapes) if mask is not None else []
     masks = {p.data_ptr(): m for p, m in zip(params, _narrow(free, columns))}
     step, losses = Step(lr, masks), w.new_zeros(len(plan))
-    for h, labels, weights in _batches(model, x, y, plan):
+    for images, labels, weights in _batches(x, y, plan):
         n = len(labels)
         live = {id(p): rows[:n] for p, rows in zip(own, params)}
-        losses[:n] += sgd_step(model, live, h, labels, weights, step)
+        losses[:n] += sgd_step(model, live, images, labels, weights, step)
     losses /= steps[order].clamp_min(1)
     return _updates(params, start, columns, order), losses[order.argsort()]
 
@@ -374,10 +370,8 @@ class RecordedStep:
         there = self.index >= 0
         weights = there.to(self.x.dtype) / there.sum(-1, keepdim=True).clamp_min(1)
         index = torch.where(there, self.index, self.first)
-        h = self.x[index]
-        h = fold(h) if starts_with_images(self.model) else h.flatten(2)
-        y = self.y[index]
-        self.losses += sgd_step(self.model, self.live, h, y, weights, self.step)
+        batch = self.x[index], self.y[index], weights
+        self.losses += sgd_step(self.model, self.live, *batch, self.step)
 
     def record(self) -> torch.cuda.CUDAGraph:
         "Compute three times, as libraries prepare themselves, then record. [CUDA graphs]"
