@@ -65,19 +65,17 @@ def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
     check_mechanism(mechanism)
     if isinstance(mechanism, Gaussian):
         return total + mechanism.std * normal(total.shape, rng)
-    exact, signs = total.double().numpy(), isinstance(mechanism, SignSgd)
-    if signs or mechanism.table is None:  # coins
-        p = (
-            ndtr(exact / mechanism.std)
-            if signs
-            else expit(mechanism.kappa / mechanism.clip_norm * exact)
-        )
-        step = np.float32(mechanism.step)
-        return torch.from_numpy(np.where(bernoulli(p, rng), step, -step))
-    x = 0.5 + mechanism.beta * exact / (2 * mechanism.clip_norm)
-    tails = imvu.pmf(x, mechanism.table)[:, ::-1].cumsum(1)[:, -2::-1].T
-    symbols = (rng.random(len(total)) < np.minimum(tails, 1.0)).sum(0)
-    return torch.from_numpy(mechanism.levels[symbols].astype(np.float32))
+    exact, levels = total.double().numpy(), mechanism.values(len(total))
+    if isinstance(mechanism, SignSgd):
+        symbols = 1 * bernoulli(ndtr(exact / mechanism.std), rng)
+    elif mechanism.table is None:
+        odds = mechanism.kappa / mechanism.clip_norm * exact
+        symbols = 1 * bernoulli(expit(odds), rng)
+    else:
+        x = 0.5 + mechanism.beta * exact / (2 * mechanism.clip_norm)
+        tails = imvu.pmf(x, mechanism.table)[:, ::-1].cumsum(1)[:, -2::-1].T
+        symbols = (rng.random(len(total)) < np.minimum(tails, 1.0)).sum(0)
+    return torch.from_numpy(levels.astype(np.float32)[symbols])
 
 # %% ../../nbs/training/example_level.ipynb #dbe6608c
 ACCOUNTANT = {Gaussian: "rdp-balle", SignSgd: "rdp-balle", Imvu: "fisher-balle"}
