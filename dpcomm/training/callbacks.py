@@ -113,20 +113,17 @@ def progress_of(progress) -> tuple:  # text is its label
 class Checkpoint(Callback):
     def __init__(self, save, every: float):
         self.save, self.every, self.last = save, every, time.monotonic()
-        self.whole = self.kept = True  # between rounds; in the file
+        self.due = False  # whether whole rounds are not in the file yet
 
     def before_round(self, run, task):
-        self.whole = self.kept = False
+        self.due = False  # until this round is whole, too
 
     def after_round(self, run, task, loss):
-        self.whole = True
+        self.due = True
         if run.finished or time.monotonic() - self.last >= self.every:
-            self._write()
+            self.close(run, task)
 
     def close(self, run, task):
-        if self.whole and not self.kept:
-            self._write()
-
-    def _write(self):
-        self.save()
-        self.kept, self.last = True, time.monotonic()
+        if self.due:
+            self.save()
+            self.due, self.last = False, time.monotonic()
