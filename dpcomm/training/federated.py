@@ -117,20 +117,16 @@ PLAIN = {  # what PREMISES says of a run that relies on it -> what is printed of
 }
 
 
-def relied_on(promise, config, n_clients: int, mechanism=None, visits=None) -> tuple:
-    "Premises of a guarantee that a run relies on, and for what: a sentence each."
+def relied_on(promise, config, n_clients: int, mechanism=None, visits=None):
+    "Yields the premises of a guarantee that a run relies on, and for what: a sentence each."
     about, reasons = (config.rounds, mechanism, promise.unit, visits), {}
     for name, why in _mismatches(promise, config, n_clients, *about):
         reasons.setdefault(name, []).append(why)
-    reasons |= {name: [] for name in ("keys", "proof", "weights")}
-    usual = "The guarantee makes an assumption about {name}: {text}"
-    return tuple(
-        PLAIN.get(text, usual + " ({why})" * bool(reasons[name])).format(
-            name=name, text=text, why="; ".join(reasons[name])
-        )
-        for name, text in ((k, promise.premises.get(k)) for k in reasons)
-        if text
-    )
+    for name, why in (reasons | dict(keys=[], proof=[], weights=[])).items():
+        if text := promise.premises.get(name):
+            usual = "The guarantee makes an assumption about {name}: {text}"
+            said = PLAIN.get(text, usual + " ({why})" * bool(why))
+            yield said.format(name=name, text=text, why="; ".join(why))
 
 # %% ../../nbs/training/federated.ipynb #d7e96881
 def check_promise(
@@ -298,9 +294,7 @@ class Plain(Mechanism):
 # %% ../../nbs/training/federated.ipynb #90678534
 @contextmanager
 def _interruptible(saved):
-    asked = []
-
-    usual = signal.default_int_handler
+    asked, usual = [], signal.default_int_handler
 
     def note(*_):
         signal.signal(signal.SIGINT, usual)
