@@ -13,7 +13,7 @@ from math import sqrt
 
 import numpy as np
 import torch
-from scipy.special import log_softmax, ndtr
+from scipy.special import log_softmax, ndtr, softmax
 from scipy.stats import binom
 
 from ..core.random import seed_tree
@@ -46,9 +46,7 @@ def errors(weights, f, y) -> np.ndarray:
     y: (n,) labels in 0..classes-1.
     Returns: (n, classes) float32.
     """
-    logits = f @ weights.T
-    e = np.exp(logits - logits.max(1, keepdims=True))
-    e /= e.sum(1, keepdims=True)
+    e = softmax(f @ weights.T, axis=1)
     e[np.arange(len(y)), y] -= 1
     return e
 

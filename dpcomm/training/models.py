@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..core.checks import check_choice, needs
+from ..core.random import normal
 from ..core.vectors import unpack
 
 # %% ../../nbs/training/models.ipynb #085c9a35
@@ -213,12 +214,9 @@ def initialise(
             for p in layer.parameters():
                 p.data = uniform(p, 1) * layer.hidden_size**-0.5
         elif isinstance(layer, nn.Embedding):
-            shape = tuple(layer.weight.shape)
-            normal = rng.standard_normal(shape, dtype=np.float32)
-            layer.weight.data = torch.from_numpy(normal)
+            layer.weight.data = normal(layer.weight.shape, rng)
         elif isinstance(layer, nn.GroupNorm):
-            layer.weight.data.fill_(1.0)
-            layer.bias.data.fill_(0.0)
+            layer.reset_parameters()
     return model
 
 # %% ../../nbs/training/models.ipynb #5a3d1e74
