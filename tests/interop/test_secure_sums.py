@@ -14,6 +14,7 @@ import dpcomm
 from dpcomm.core.random import Insecure
 from dpcomm.interop import sums
 from dpcomm.interop.floor import Beyond
+from dpcomm.secagg import client
 from dpcomm.secagg.errors import (
     MASKED,
     ROUNDS,
@@ -146,6 +147,20 @@ def test_a_sum_is_that_of_the_vectors_that_came(step, name, tmp_path):
     assert (total == due).all()
     left = [*tmp_path.rglob("*.state*")]
     assert all(path.name.split("-")[1] == "3" for path in left)
+
+
+def test_a_client_that_complains_stays(tmp_path, monkeypatch):
+    "Its message is longer than that of a client with nothing to complain about."
+    real = client.deal
+
+    def deal(setup, me, *rest):
+        dealt = real(setup, me, *rest)
+        if me == 3:
+            dealt.shares[0] = 1, 1
+        return dealt
+
+    monkeypatch.setattr(client, "deal", deal)
+    assert nodes(tmp_path).sum()[1] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("step", range(len(ROUNDS)))
