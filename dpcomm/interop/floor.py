@@ -140,9 +140,12 @@ def _beyond(floor, limit, asked):
 def read_floor(path) -> Floor:
     """Limits from the file of this machine's owner. [TOML 1.0]
 
-    path: floor.toml, which nobody else may change, in a folder that nobody else may change.
+    path: floor.toml, which nobody else may change, in a folder that nobody else may change;
+        or a Floor, which is returned.
     Returns: Floor; its ledger is in claims/ beside the file. Beyond where there is none.
     """
+    if isinstance(path, Floor):
+        return path
     why = "this node has no file of limits (floor.toml)"
     if path:
         path = Path(path)

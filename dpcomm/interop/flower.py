@@ -50,6 +50,7 @@ from dpcomm.core.vectors import (
     computation,
     left_out,
     trainable,
+    unflatten,
 )
 from ..core.wire import BadMessage, parse_message
 from . import floor as floors
@@ -151,11 +152,9 @@ def moved(before: dict, update: Tensor, names: list, copies: dict = {}) -> dict:
     copies: name of a tied copy -> the name that it follows.
     Returns: name -> array of the same shape and type.
     """
-    at, after = 0, dict(before)
-    for name in names:
-        array = before[name]
-        part = update[at : at + array.size].numpy().reshape(array.shape)
-        after[name], at = np.asarray(array + part, array.dtype), at + array.size
+    after, parts = dict(before), unflatten(update, [before[k].shape for k in names])
+    for name, part in zip(names, parts):
+        after[name] = np.asarray(before[name] + part.numpy(), before[name].dtype)
     return after | {copy: after[name] for copy, name in copies.items()}
 
 # %% ../../nbs/interop/flower.ipynb #1e057313
@@ -195,10 +194,10 @@ def mod(mechanism, floor=None, keep: tuple = (), keys=None, model=None):
             return node.answer(build)
         except ValueError as error:  # a sentence of ours, before the data are looked at
             node.note(f"refused: {error}")
-            return node.fail(f"dpcomm: {floors.one_line(str(error), 400)}")
+            return node.reply(f"dpcomm: {floors.one_line(str(error), 400)}")
         except Exception:
             node.note(traceback.format_exc())
-            return node.fail(SILENT)
+            return node.reply(SILENT)
 
     return private
 
@@ -211,17 +210,14 @@ class _Node:
         self.trains = trains  # digest of the client's network, or None
         self.call_next, self.limits, self.keys = call_next, [], None
         self.of_run = message.metadata.run_id, message.metadata.dst_node_id
-        self.name = f"{self.of_run[0]}-{self.of_run[1]}"
+        self.name = "{}-{}".format(*self.of_run)
 
     def read(self, floor, keys):
         owners = self.context.node_config
         named = [place for place in (owners.get("floor"), floor) if place]
         if not named and floor is not False:
-            floors.read_floor(None)
-        self.limits = [
-            floors.read_floor(one) if isinstance(one, (str, Path)) else one
-            for one in named
-        ]
+            named = [None]  # of which the refusal says what to do
+        self.limits = [*map(floors.read_floor, named)]
         self.keys = owners.get("keys") or (None if owners.get("floor") else keys)
 
     def note(self, text):
@@ -235,22 +231,17 @@ class _Node:
                 return
         print(f"dpcomm: {floors.one_line(text)}", file=sys.stderr)
 
-    def fail(self, text):
-        return Letter(Error(UNFIT, text), reply_to=self.message)
+    def reply(self, said):
+        "A letter of records, or of the text of an error."
+        said = RecordDict(said) if isinstance(said, dict) else Error(UNFIT, said)
+        return Letter(said, reply_to=self.message)
 
-    def reply(self, fields, metrics):
-        content = RecordDict(metrics | {CARRIER: ConfigRecord(fields)})
-        return Letter(content, reply_to=self.message)
-
-    def metrics(self, reply, names=None):
-        records = dict(reply.content.metric_records) if reply else {}
-        kept = {}
-        for record, values in records.items():
-            allowed = {*values} if names is None else {*names}
-            for limits in self.limits:
-                allowed &= {*limits.metrics}
-            if chosen := {k: v for k, v in values.items() if k in allowed}:
-                kept[record] = MetricRecord(chosen)
+    def metrics(self, reply, *allowed):
+        "Of a reply's metrics those that every list of names has, the floors' too."
+        allowed, kept = (*allowed, *(limits.metrics for limits in self.limits)), {}
+        for record, values in reply.content.metric_records.items():
+            if names := {*values}.intersection(*allowed):
+                kept[record] = MetricRecord({k: values[k] for k in values if k in names})
         return kept
 
     def attempt(self, work, *about):
@@ -266,13 +257,13 @@ class _Node:
         seconds = max((limits.seconds for limits in self.limits), default=0)
         if not seconds:
             return self.attempt(work, *about)
-        made, due = [], time.monotonic() + seconds
+        made, due = [None], time.monotonic() + seconds
         clock = threading.Thread(
             target=lambda: made.append(self.attempt(work, *about)), daemon=True
         )
         clock.start()
         clock.join(seconds)
-        result = made[0] if made else None
+        result = made[-1]
         time.sleep(max(due - time.monotonic(), 0))
         return result
 
@@ -291,17 +282,11 @@ class _Node:
             why = "the owner of this machine does not allow evaluation"
             raise floors.Beyond("evaluation", why)
         if (reply := self.attempt(self.called)) is None:
-            return self.fail(SILENT)
-        if not self.limits:
-            return reply
-        return Letter(RecordDict(self.metrics(reply)), reply_to=self.message)
+            return self.reply(SILENT)
+        return self.reply(self.metrics(reply)) if self.limits else reply
 
     def answer(self, build):
-        try:
-            mechanism = build(self.context)
-        except Exception as error:
-            raise RuntimeError("the app's mechanism could not be created") from error
-        mechanism = _fitting(mechanism, self.keys)
+        mechanism = _fitting(self.attempt(build, self.context), self.keys)
         asked = _asked(mechanism, self.message.content)
         if self.trains not in (None, asked.computation):
             raise ValueError(
@@ -311,7 +296,7 @@ class _Node:
         now = mechanism.for_round(asked.round)
         party = self.party() if mechanism.summed else None
         if party and asked.step != MASKED:
-            return self.reply(self.step(party, now, asked), {})
+            return self.reply(self.step(party, now, asked))
         _, before = _model(self.message.content)
         for name in asked.trains:
             if not _can_train(name, before.get(name, np.zeros(0, int))):
@@ -323,26 +308,26 @@ class _Node:
         if party and d != asked.entries:
             raise ValueError("the sum's vectors do not have the model's length")
         self.admit(mechanism, shapes, asked, party)
-        trained = self.in_time(self.trained, before, asked.trains)
-        reply, update = trained or (None, torch.zeros(d))
-        put = now.summand if party else lambda u: now.encode(u).to_bytes()
-        made = self.attempt(put, update)
-        if made is None:
-            reply, made = None, put(torch.zeros(d))
+        nothing = torch.zeros(d), {}
+        update, metrics = self.in_time(self.trained, before, asked.trains) or nothing
+        encode = now.summand if party else lambda u: now.encode(u).to_bytes()
+        if (made := self.attempt(encode, update)) is None:
+            made, metrics = encode(nothing[0]), {}
         how = "" if self.limits else "rehearsal without limits or ledger: "
         about = f"round {asked.round + 1} of run {self.name}, {shown(mechanism)}"
         self.note(f"{how}answered {about}")
-        fields = self.step(party, now, asked, made) if party else dict(message=made)
-        return self.reply(fields, self.metrics(reply, self.keep))
+        sent = self.step(party, now, asked, made) if party else _ours(message=made)
+        return self.reply(metrics | sent)
 
     def trained(self, before, names):
+        "The update of the client's own training, and its metrics that may leave."
         reply = self.called()
         _, after = _model(reply.content)
         update = update_of(before, after, names)
         mine = {k: Array(v) for k, v in after.items() if _statistic(k)}
         if mine:
             self.context.state[CARRIER] = ArrayRecord(mine)
-        return reply, update
+        return update, self.metrics(reply, self.keep)
 
     def admit(self, mechanism, shapes, asked, party):
         "Hold a message against all limits, and note it in all ledgers, once."
@@ -378,11 +363,15 @@ class _Node:
 
     def step(self, party, now, asked, vector=None):
         if asked.step == sums.HELLO:
-            return party.reply_hello(asked.nonce, *self.of_run)
+            return _ours(**party.reply_hello(asked.nonce, *self.of_run))
         what = now, asked.entries, asked.cohort, self.of_run[0], asked.round
         setup = sums.session_of(*what, party.members.threshold)
         mail = party.reply(setup, asked.cohort, asked.step, asked.mail, vector)
-        return dict(message=mail)
+        return _ours(message=mail)
+
+
+def _ours(**fields):
+    return {CARRIER: ConfigRecord(fields)}
 
 
 def _model(content):
@@ -450,17 +439,15 @@ class _Round:
     "What `aggregate_train` must know of `configure_train`."
 
     t: int
+    mechanism: Mechanism  # of the round
     before: dict  # name -> array
     names: list
     copies: dict
+    d: int
     record: str
     said: dict  # fields of ours, to every node
     grid: Any
-    closed: bool = False  # whether a secure sum ended before its vectors
-
-    @property
-    def d(self):
-        return sum(self.before[name].size for name in self.names)
+    ended: BelowThreshold | None = None  # why a secure sum ended before its vectors
 
 
 class Private(Promised, _Base):
@@ -580,6 +567,12 @@ class Private(Promised, _Base):
                 " GroupNorm, or statistics='client', which leaves each client its own"
             )
         names, copies = what_trains(before, self.network)
+        d = sum(before[name].size for name in names)
+        if where.d not in (None, d):
+            raise PrivacyBudgetExhausted(
+                f"the model has {d} trainable entries, and the deployment was accounted"
+                f" for d = {where.d}: build it with d={d}"
+            )
         made = self.strategy.configure_train(server_round, arrays, config, grid)
         letters = self._cohort([*made], len([*grid.get_node_ids()]), t)
         fields = dict(mechanism=repr(self.mechanism), round=t, rounds=where.rounds)
@@ -587,17 +580,11 @@ class Private(Promised, _Base):
         if self.network is not None:
             fields["computation"] = computation(self.network)
         record = _model(letters[0].content)[0] if letters else "arrays"
-        self._round = _Round(t, before, names, copies, record, fields, grid)
-        if where.d not in (None, self._round.d):
-            raise PrivacyBudgetExhausted(
-                f"the model has {self._round.d} trainable entries, and the deployment"
-                f" was accounted for d = {where.d}: build it with d={self._round.d}"
-            )
+        now = self.mechanism.for_round(t)
+        self._round = _Round(t, now, before, names, copies, d, record, fields, grid)
         self.rounds_done += 1
         if self._sums:
-            by_node = {letter.metadata.dst_node_id: letter for letter in letters}
-            due = self._begun(by_node)
-            return [self._letter(node, due[node], by_node[node]) for node in due]
+            return self._begun(letters)
         for letter in letters:
             letter.content[CARRIER] = ConfigRecord(fields)
         return letters
@@ -632,15 +619,15 @@ class Private(Promised, _Base):
         replies = self._round.grid.send_and_receive(posts, timeout=self.seconds)
         yield from map(_fields, replies)
 
-    def _begun(self, by_node):
-        now, mechanism = self._round, self.mechanism.for_round(self._round.t)
-        run = next(iter(by_node.values())).metadata.run_id if by_node else 0
+    def _begun(self, letters):
+        now, run = self._round, letters[0].metadata.run_id if letters else 0
+        by_node = {letter.metadata.dst_node_id: letter for letter in letters}
         try:
-            return self._sums.begin([*by_node], mechanism, now.d, run, now.t)
+            due = self._sums.begin([*by_node], now.mechanism, now.d, run, now.t)
         except BelowThreshold as error:
-            print(f"round {now.t + 1} is skipped: {error}")
-            now.closed = True
-            return {}
+            now.ended = error
+            return []
+        return [self._letter(node, due[node], by_node[node]) for node in due]
 
     def aggregate_train(self, server_round: int, replies):
         """The average of the messages, handed to the strategy as one reply.
@@ -649,7 +636,7 @@ class Private(Promised, _Base):
         Returns: the strategy's arrays and metrics.
         """
         now, replies = self._round, [*replies]
-        total = Total(self.mechanism.for_round(now.t), now.d)
+        total = Total(now.mechanism, now.d)
         try:
             heard = (self._summed if self._sums else self._added)(total, replies)
         except BelowThreshold as error:
@@ -668,8 +655,8 @@ class Private(Promised, _Base):
         return arrays, metrics
 
     def _summed(self, total, replies):
-        if self._round.closed:
-            raise BelowThreshold("too few nodes took part", sums.SERVER, MASKED)
+        if self._round.ended:
+            raise self._round.ended
         total.sum, heard = self._sums.end(map(_fields, replies))
         total.n = len(heard)
         return heard
