@@ -89,7 +89,8 @@ def _train(chunk, w, lr, mask):
         ) from error
     good = (torch.isfinite(trained).all(1) & torch.isfinite(losses)).cpu().numpy()
     updates[who[good]] = trained[good]
-    return updates, losses[good], who[~good].tolist()
+    bad = [(int(chunk.who[i]), chunk.parts[i]) for i in who[~good]]
+    return updates, losses[good], bad
 
 # %% ../../nbs/training/round.ipynb #c401ebe2
 def train_cohort(
@@ -128,10 +129,7 @@ def train_cohort(
 
     def done(chunk, future):
         kept, losses, bad = future.result()
-        causes = [
-            (who, cause_of_nan(chunk.data, chunk.parts[i], who, rates))
-            for i, who in ((i, int(chunk.who[i])) for i in bad)
-        ]
+        causes = [(i, cause_of_nan(chunk.data, part, i, rates)) for i, part in bad]
         if after is not None:
             after(chunk.visits.stop, causes)
         elif causes:
