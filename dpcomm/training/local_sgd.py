@@ -542,7 +542,6 @@ def clients_per_call(engine: str, model: nn.Module, device="cpu") -> int:
 def local_trainer(model: nn.Module, w: Tensor, engine: str, data=None, loss=None):
     "(w, x, y, plan, lr, mask) -> (updates, losses) of an engine, and clients a call."
     name, _ = pick_engine(engine, model, w.device, data, loss)
-    trainer = partial(ENGINES[name], model)
-    if name in ("loop", "vmap"):
-        trainer = partial(trainer, loss=loss)
+    how = dict(loss=loss) if name in ("loop", "vmap") else {}
+    trainer = partial(ENGINES[name], model, **how)
     return trainer, clients_per_call(name, model, w.device)
