@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from dpcomm.core.checks import (
+    ENTRIES,
     SCALE,
     check_between,
     check_choice,
@@ -84,7 +85,7 @@ class Deployment(Checked):
         "visits": OrNone(IntRange(1, MOST)),
         "dropouts": "[0, 1)",
         "tolerance": "[0, 1)",
-        "d": OrNone(IntRange(1)),
+        "d": OrNone(IntRange(1, ENTRIES)),
     }
 
     def __post_init__(self):
@@ -132,9 +133,7 @@ class Deployment(Checked):
         """
         check_between("rounds", rounds, 1, self.rounds)
         short = replace(self, rounds=rounds, visits=None)
-        if self.visits is None:
-            return short
-        return replace(short, visits=min(self.visits, short.messages))
+        return replace(short, visits=self.visits and min(self.visits, short.messages))
 
     def guarantee(self, mechanism: Mechanism, accountant: str = None) -> Guarantee:
         """The guarantee of a mechanism in this deployment; ValueError if none is proved.
@@ -180,12 +179,10 @@ class Deployment(Checked):
         free = "beta" if given else cls.free
         given = _given(self, cls, free, clip_norm, fixed)
 
-        search = _Search(
-            lambda value: cls(**given, **{free: value}),
-            lambda mechanism: self.guarantee(mechanism, accountant).eps,
-            eps,
-        )
-        toward = -1 if free in SPENT else 1
+        def build(x):
+            return cls(**given, **{free: math.exp(x)})
+
+        spent = _Spent(lambda x: self.guarantee(build(x), accountant).eps)
         usual = {"eps": eps / self.messages, "std": clip_norm}.get(free, 1.0)
         first = check_number("start", usual if start is None else start, SCALE)
 
@@ -194,19 +191,21 @@ class Deployment(Checked):
             how = dict(eps=eps, clip_norm=clip_norm, accountant=accountant, start=start)
             fine = self.calibrate(name, **how, **fixed | dict(ring_bits=32))
             first = first if accountant else fine.sigma
-            if accountant or not search.eps(math.log(first)) <= eps:
-                _check_ring(fine, bits, eps, search.account)
-        near = search.start(name, free, math.log(first))
-        if not eps * (1 - NEAR) <= search.eps(near) <= eps:
+            if accountant or not spent[math.log(first)] <= eps:
+                _check_ring(self, accountant, fine, bits, eps)
+        x = spent.near(math.log(first))
+        if x is None:
+            about = f"{name} cannot be calibrated from {free} = {first:.3g}: "
+            about *= str(spent.why).startswith(f"{free} is")
+            raise ValueError(about + str(spent.why))
+        if not eps * (1 - NEAR) <= spent[x] <= eps:
+            toward = -1 if free in SPENT else 1
             # records name an accountant: their search is kept, step by step
-            step = math.log(2) if accountant else search.reach(near)
-            safe, risky = search.bracket(near, toward, step)
-            if safe is None or risky is None:
-                raise ValueError(_beyond(search, name, free, safe, toward))
-            near, end = search.narrowed(safe, risky, not accountant)
-            if end < 0.99 * eps and toward > 0:  # what is spent goes in whole steps
-                raise ValueError(_beyond(search, name, free, (near, end), toward))
-        return search.build(math.exp(near))
+            x, risky = _bracket(spent, eps, x, toward, bent=not accountant)
+            steps = x is not None and spent[x] < 0.99 * eps and toward > 0
+            if x is None or risky is None or steps:
+                raise ValueError(_beyond(name, free, spent, eps, x, toward))
+        return build(x)
 
     def audit(
         self,
@@ -241,30 +240,27 @@ class Deployment(Checked):
         return seen, promised
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10007
-def _check_groups(deployment):
-    sizes, d = deployment.groups, deployment.d
-    if d is not None:
-        check_size("d", d)
-    if sizes is None:
+def _check_groups(s):
+    if s.groups is None:
         return
-    if not isinstance(sizes, (tuple, list)) or not sizes:
+    if not isinstance(s.groups, (tuple, list)) or not s.groups:
         raise ValueError(
-            f"groups is {shown(sizes)}; it must be the sizes of parameter groups: pass a"
-            " tuple of whole numbers, or None for one group"
+            f"groups is {shown(s.groups)}; it must be the sizes of parameter groups:"
+            " pass a tuple of whole numbers, or None for one group"
         )
-    sizes = tuple(int(check_between("groups", size, 1)) for size in sizes)
+    sizes = tuple(int(check_between("groups", size, 1)) for size in s.groups)
     total = check_size("the sum of groups", sum(sizes))
-    if d not in (None, total):
+    if s.d not in (None, total):
         raise ValueError(
-            f"groups sum to {total} and d is {d}; they must agree: leave d out, or pass"
-            " the group sizes of this model"
+            f"groups sum to {total} and d is {s.d}; they must agree: leave d out, or"
+            " pass the group sizes of this model"
         )
-    object.__setattr__(deployment, "groups", sizes)
-    object.__setattr__(deployment, "d", total)
+    object.__setattr__(s, "groups", sizes)
+    object.__setattr__(s, "d", total)
 
 
-def _check_cohort(deployment):
-    s, n, visits = deployment, deployment.n_clients, deployment.visits
+def _check_cohort(s):
+    n, visits = s.n_clients, s.visits
     if s.cohort > n and s.sampling != "replacement":
         raise ValueError(
             f"cohort is {s.cohort} of {n} clients; it cannot be larger: lower cohort or"
@@ -295,10 +291,10 @@ _IMPLIED = ("zero-out", "replace")  # relations that 'local' covers
 _FIXED = {"replacement", "fixed"}  # draws that DP-REC accounts alike
 
 
-def _shuffles(deployment, mechanism):
+def _shuffles(s, mechanism):
     "Whether messages that are private by themselves go through a shuffler."
-    drawn = deployment.sampling in ("none", "fixed")
-    return deployment.trust == "shuffler" and drawn and isinstance(mechanism, Local)
+    drawn = s.sampling in ("none", "fixed")
+    return s.trust == "shuffler" and drawn and isinstance(mechanism, Local)
 
 
 def _relations(mechanism, sampling):
@@ -310,15 +306,14 @@ def _relations(mechanism, sampling):
 
 @functools.cache
 def _takes(cls, name):
-    parameters = inspect.signature(cls.guarantee).parameters.values()
-    loose = any(p.kind is p.VAR_KEYWORD for p in parameters) and name != "d"
-    return loose or name in [p.name for p in parameters]
+    parameters = inspect.signature(cls.guarantee).parameters
+    loose = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or loose and name != "d"
 
 
-def _runs(deployment, mechanism, accountant):
+def _runs(s, m, accountant):
     "Keywords of the mechanism's own guarantee, for each draw that may be accounted."
-    s, m, shuffled = deployment, mechanism, _shuffles(deployment, mechanism)
-    null, runs = s.relation in _NULL, {}
+    shuffled, null, runs = _shuffles(s, m), s.relation in _NULL, {}
     drawn = s.sampling != "none" and (null or s.sampling in m.samplings)
     drawn = drawn and s.trust == "central" and (not s.capped or s.sampling == "poisson")
     if drawn or shuffled and s.sampling == "fixed" and not s.capped:
@@ -327,10 +322,10 @@ def _runs(deployment, mechanism, accountant):
         runs["none"] = s.messages
     for sampling, releases in runs.items():
         relations = _relations(m, sampling)
-        wanted = s.relation or (relations[0] if relations else None)
+        wanted = s.relation or next(iter(relations), None)
+        if wanted in _IMPLIED and wanted not in relations:
+            wanted = "local"
         if wanted not in relations:
-            wanted = "local" if "local" in relations and wanted in _IMPLIED else None
-        if wanted is None:
             continue
         drawn = sampling != "none"
         given = dict(sampling=sampling, d=s.d, relation=wanted, accountant=accountant)
@@ -343,8 +338,7 @@ def _runs(deployment, mechanism, accountant):
         yield dict(rounds=releases, delta=s.delta) | given
 
 
-def _check_mechanism(deployment, mechanism, accountant):
-    s, m = deployment, mechanism
+def _check_mechanism(s, m, accountant):
     check_kind("mechanism", m, Mechanism, "dpcomm.mechanism(name, ...)")
     if not m.relations:
         raise ValueError(
@@ -359,12 +353,12 @@ def _check_mechanism(deployment, mechanism, accountant):
             f" {shown(m.trust)}: pass {instead}trust={shown(m.trust)} if that is true,"
             " or choose a mechanism that needs less trust"
         )
-    given = dict(unit=s.unit != "client", accountant=accountant is not None)
-    for name in (name for name, set in given.items() if set):
-        if not _takes(type(m), name):
+    given = dict(unit=s.unit if s.unit != "client" else None, accountant=accountant)
+    for name, value in given.items():
+        if value is not None and not _takes(type(m), name):
             raise ValueError(
-                f"{name} is {shown(accountant or s.unit)}, and {m.name} has one"
-                f" accountant, for clients: leave {name} out"
+                f"{name} is {shown(value)}, and {m.name} has one accountant, for"
+                f" clients: leave {name} out"
             )
     if s.delta == 0 and not isinstance(m, Local):
         raise ValueError(
@@ -390,12 +384,12 @@ def _check_mechanism(deployment, mechanism, accountant):
         )
 
 
-def _stated(deployment, mechanism, how):
+def _stated(s, m, how):
     "The guarantee with the relation asked for, its premise, and what it is about."
-    s, asked, made = deployment, deployment.relation, mechanism.guarantee(**how)
-    if made.relation == "local" and asked in _IMPLIED:
-        made = replace(made, relation=asked)
-    if mechanism.summed and s.sampling == "poisson":
+    made = m.guarantee(**how)
+    if made.relation == "local" and s.relation in _IMPLIED:
+        made = replace(made, relation=s.relation)
+    if m.summed and s.sampling == "poisson":
         made = made.assuming("shares")
     if made.sampling == "none" and s.sampling != "none":
         often = "" if s.visits is None else " that comes most often"
@@ -408,15 +402,14 @@ def _stated(deployment, mechanism, how):
     return made
 
 
-def _unproved(deployment, mechanism):
-    s, m = deployment, mechanism
-    drawn = "none", *m.samplings
-    proved = " or ".join({r: 0 for x in drawn for r in _relations(m, x)})
+def _unproved(s, m):
     if s.sampling == "replacement" and s.relation in (None, *m.relations):
         return (
             "sampling is 'replacement', where a client may be drawn twice in a round, and"
             f" nothing is proved for {m.name}: use sampling='poisson' or 'fixed'"
         )
+    samplings = "none", *m.samplings
+    proved = " or ".join({r: 0 for x in samplings for r in _relations(m, x)})
     return (
         f"relation is {shown(s.relation)} with sampling {shown(s.sampling)} and trust"
         f" {shown(s.trust)}; no such guarantee of {m.name} is proved: leave relation"
@@ -434,76 +427,27 @@ FAR = math.log(1e90)  # largest factor that is tried
 JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump or an edge
 
 
-class _Search:
-    "Eps at logarithms of the free field, each accounted once; inf where it is refused."
+class _Spent(dict):
+    "Logarithm of the free field -> eps, each accounted once; inf where it is refused."
 
-    def __init__(self, build, account, target):
-        self.build, self.account, self.target = build, account, target
-        self.known, self.why = {}, None
+    def __init__(self, account):
+        self.account, self.why = account, None
 
-    def eps(self, x):
-        if x not in self.known:
-            try:
-                self.known[x] = self.account(self.build(math.exp(x)))
-            except ValueError as error:
-                self.known[x], self.why = math.inf, self.why or error
-        return self.known[x]
+    def __missing__(self, x):
+        try:
+            self[x] = self.account(x)
+        except ValueError as error:
+            self[x], self.why = math.inf, self.why or error
+        return self[x]
 
-    def start(self, name, free, x):
-        "A value near x that is accounted; the first refusal where there is none."
-        for k in range(13):
-            for near in (x + k * math.log(2), x - k * math.log(2)):
-                if self.eps(near) < math.inf:
-                    return near
-        about = f"{name} cannot be calibrated from {free} = {math.exp(x):.3g}: "
-        raise ValueError(about * str(self.why).startswith(f"{free} is") + str(self.why))
+    def near(self, x):
+        "A value near x that is accounted; None where there is none."
+        around = (x + sign * k * math.log(2) for k in range(13) for sign in (1, -1))
+        return next((x for x in around if self[x] < math.inf), None)
 
-    def reach(self, x):
-        "A step that should be enough from x: eps falls about as the noise grows."
-        value = self.eps(x)
-        off = abs(math.log(value / self.target)) if value > 0 else math.inf
-        return min(1.2 * off + NEAR, math.log(2))
-
-    def bracket(self, x, toward, step):
-        "A safe and a risky value with their eps; None for one that is not there."
-        safe, risky, first = None, None, x
-        while abs(x - first) <= FAR:
-            value = self.eps(x)
-            if value <= self.target:
-                safe = x, value
-            else:
-                risky = x, value
-            if safe and risky:
-                break
-            x += step * (toward if safe is None else -toward)
-            step *= 1 if x == first else 2
-        return safe, risky
-
-    def narrowed(self, safe, risky, bent):
-        "The safe end of a bracket, within NEAR of the target or at a jump."
-        eps, target = self.target, math.log(self.target) - NEAR / 2
-        widths = [math.inf] * (1 + bent)
-        while safe[1] < eps * (1 - NEAR) and abs(risky[0] - safe[0]) > JUMP:
-            gap = risky[0] - safe[0]
-            slow, share = abs(gap) > 0.5 * widths.pop(0), 0.5
-            widths.append(abs(gap))
-            if not slow and 0 < safe[1] and risky[1] < math.inf:
-                low, high = math.log(safe[1]), math.log(risky[1])
-                share = (target - low) / (high - low)
-                if bent:
-                    share = (self._inverse(target) - safe[0]) / gap
-                share = min(max(share, 0.02), 0.98)
-            x = safe[0] + share * gap
-            value = self.eps(x)
-            if value <= eps:
-                safe = x, value
-            else:
-                risky = x, value
-        return safe
-
-    def _inverse(self, y):
+    def inverse(self, y):
         "Where the polynomial through the three values nearest to log eps y has it."
-        points = {math.log(v): x for x, v in self.known.items() if 0 < v < math.inf}
+        points = {math.log(v): x for x, v in self.items() if 0 < v < math.inf}
         near = sorted(points, key=lambda at: abs(at - y))[:3]
         return sum(
             points[one] * math.prod((y - at) / (one - at) for at in near if at != one)
@@ -512,18 +456,49 @@ class _Search:
 
     def least(self, toward):
         "The value of least eps that is accounted, up to a refusal beyond it."
-        x, step = min(self.known, key=self.known.get), toward * math.log(2)
+        x, step = min(self, key=self.get), toward * math.log(2)
         for _ in range(30):
             if abs(step) < JUMP:
                 break
-            if self.eps(x + step) < self.eps(x):
+            if self[x + step] < self[x]:
                 x += step
             else:
                 step /= 2
-        return x, self.eps(x)
+        return x
 
 
-def _given(deployment, cls, free, clip_norm, fixed):
+def _bracket(spent, eps, x, toward, bent):
+    "A safe value within NEAR of eps or at a jump, and a risky one; None: there is none."
+    first, safe, risky, widths = x, None, None, [math.inf] * (1 + bent)
+    step, aim = math.log(2), math.log(eps) - NEAR / 2
+    if bent and spent[x] > 0:  # eps falls about as the noise grows
+        step = min(1.2 * abs(math.log(spent[x] / eps)) + NEAR, step)
+    while abs(x - first) <= FAR:
+        if spent[x] <= eps:
+            safe = x
+        else:
+            risky = x
+        if safe is None or risky is None:
+            x += step * (toward if safe is None else -toward)
+            step *= 2
+            continue
+        gap, share = risky - safe, 0.5
+        if spent[safe] >= eps * (1 - NEAR) or abs(gap) <= JUMP:
+            break
+        slow = abs(gap) > 0.5 * widths.pop(0)
+        widths.append(abs(gap))
+        if not slow and 0 < spent[safe] and spent[risky] < math.inf:
+            if bent:
+                share = (spent.inverse(aim) - safe) / gap
+            else:
+                low, high = math.log(spent[safe]), math.log(spent[risky])
+                share = (aim - low) / (high - low)
+            share = min(max(share, 0.02), 0.98)
+        x = safe + share * gap
+    return safe, risky
+
+
+def _given(s, cls, free, clip_norm, fixed):
     names = [field.name for field in fields(cls)]
     if not cls.free:
         raise ValueError(
@@ -537,7 +512,6 @@ def _given(deployment, cls, free, clip_norm, fixed):
         )
     for name in fixed:
         check_choice(f"a field of {cls.__name__}", name, [*names, "eps", "accountant"])
-    s = deployment
     shared = dict(n_clients=s.cohort, tolerance=s.tolerance, groups=s.groups)
     shared |= dict(clip_norm=clip_norm, bound=clip_norm) | USUAL
     if free == "beta":
@@ -545,29 +519,26 @@ def _given(deployment, cls, free, clip_norm, fixed):
     return {k: v for k, v in shared.items() if k in names} | fixed
 
 
-def _beyond(search, name, free, safe, toward):
+def _beyond(name, free, spent, eps, safe, toward):
     "That no value of the free field comes near eps, and which eps is nearest."
-    eps = search.target
-    above = min((v for v in search.known.values() if v > eps), default=math.inf)
-    if safe is not None and not safe[1]:
-        more = f"ask for an eps of at least {above:.4g}"
+    about = f"eps is {eps:g}, and"
+    if safe is None:
+        x = spent.least(toward)
+        why = f"; there {spent.why}" if spent[x + toward * 2 * JUMP] == math.inf else ""
         return (
-            f"eps is {eps:g}, and epsilon of {name} jumps here from {above:.4g} to 0: "
-            + ("lower start, or leave it out" if above == math.inf else more)
+            f"{about} the smallest that {name} reaches is {spent[x]:.5g}, at"
+            f" {free} = {math.exp(x):.4g}: ask for a larger eps{why}"
         )
-    if safe is not None:
+    if nearest := spent[safe]:
         return (
-            f"eps is {eps:g}, and the nearest smaller one that {name} reaches is"
-            f" {safe[1]:.4g}, at {free} = {math.exp(safe[0]):.3g}: ask for an eps of"
-            f" at most {safe[1]:.4g}"
+            f"{about} the nearest smaller one that {name} reaches is {nearest:.4g}, at"
+            f" {free} = {math.exp(safe):.3g}: ask for an eps of at most {nearest:.4g}"
         )
-    x, least = search.least(toward)
-    ends = search.eps(x + toward * 2 * JUMP) == math.inf
-    why = f"; there {search.why}" if ends else ""
-    return (
-        f"eps is {eps:g}, and the smallest that {name} reaches is {least:.5g}, at"
-        f" {free} = {math.exp(x):.4g}: ask for a larger eps{why}"
-    )
+    above = min((v for v in spent.values() if v > eps), default=math.inf)
+    advice = f"ask for an eps of at least {above:.4g}"
+    if above == math.inf:
+        advice = "lower start, or leave it out"
+    return f"{about} epsilon of {name} jumps here from {above:.4g} to 0: {advice}"
 
 
 class TooFewBits(ValueError):
@@ -578,12 +549,11 @@ class TooFewBits(ValueError):
         self.bits = bits
 
 
-def _check_ring(fine, bits, eps, account):
-
+def _check_ring(s, accountant, fine, bits, eps):
     def serves(bits):
         try:
             one = replace(fine, ring_bits=bits, sigma=MORE * fine.sigma)
-            return account(one) <= eps
+            return s.guarantee(one, accountant).eps <= eps
         except ValueError:
             return False
 
