@@ -686,7 +686,7 @@ class LocalRenyi(Mechanism):
         return gaussian_losses(self.multiplier, relation=relation, **about)
 
 # %% ../../nbs/foundations/contract.ipynb #d61b8858
-GROUP = "dpcomm.mechanisms"  # of entry points
+GROUP = "dpcomm.mechanisms"  # of our modules, and of entry points
 COMMON = "choose contract deployments mvu_table noisy_sums".split()
 NAME = re.compile("[a-z][a-z0-9_]{0,63}")  # of a mechanism
 Kind = TypeVar("Kind", bound=type)
@@ -694,15 +694,12 @@ _REGISTRY = {}  # name -> class, of the modules imported so far
 
 
 @cache
-def _entry_points():
-    "Mechanisms that installed packages offer: name -> entry point."
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def _ours():
-    package = importlib.import_module("dpcomm.mechanisms")
-    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
-    return modules - set(COMMON)
+def _places():
+    "Where each is: our module of its name, or an installed package's module:Class."
+    package = importlib.import_module(GROUP)
+    ours = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    places = {point.name: point.value for point in entry_points(group=GROUP)}
+    return places | {name: f"{GROUP}.{name}" for name in ours - {*COMMON}}
 
 
 def register(cls: Kind) -> Kind:
@@ -721,8 +718,8 @@ def register(cls: Kind) -> Kind:
             f"name is {shown(name)}; it must be at most 64 lower-case letters, digits"
             f" and _, beginning with a letter: change the name of {cls.__qualname__}"
         )
-    taken = name in _REGISTRY or name in _ours()
-    if taken and cls.__module__ != f"dpcomm.mechanisms.{name}":
+    ours = f"{GROUP}.{name}"
+    if cls.__module__ != ours and (name in _REGISTRY or _places().get(name) == ours):
         taken = mechanism_class(name)
         if taken.__qualname__ != cls.__qualname__:
             raise ValueError(
@@ -738,7 +735,7 @@ def registered() -> tuple:
 
     Returns: tuple of names, sorted.
     """
-    return tuple(sorted(_ours() | _REGISTRY.keys() | _entry_points().keys()))
+    return tuple(sorted(_places().keys() | _REGISTRY.keys()))
 
 
 def import_mechanism(place: str) -> str:
@@ -763,10 +760,10 @@ def mechanism_class(name: str) -> type[Mechanism]:
     Returns: its class, whose `audit_cases` lists parameters worth an audit.
     """
     check_choice("name", name, registered())
-    if name not in _REGISTRY and name in _ours():
-        importlib.import_module(f"dpcomm.mechanisms.{name}")
-    elif name not in _REGISTRY:
-        import_mechanism(_entry_points()[name].value)
+    if name not in _REGISTRY:
+        place = _places()[name]
+        ours = place == f"{GROUP}.{name}"
+        (importlib.import_module if ours else import_mechanism)(place)
     if name not in _REGISTRY:
         raise ValueError(
             f"the module or entry point of {name} registers a mechanism of another name:"

@@ -326,7 +326,7 @@ def test_mechanisms_of_installed_packages_are_in_the_registry(own, capsys, monke
     places |= dict(misnamed="own_mechanism:Mine", nothing="own_mechanism:Nothing")
     points = [types.SimpleNamespace(name=k, value=v) for k, v in places.items()]
     monkeypatch.setattr(contract, "entry_points", lambda group: points)
-    contract._entry_points.cache_clear()
+    contract._places.cache_clear()
     try:
         assert places.keys() <= set(contract.registered())
         made = contract.mechanism("mine_of_a_test", clip_norm=1.0, sigma=0.5)
@@ -341,4 +341,4 @@ def test_mechanisms_of_installed_packages_are_in_the_registry(own, capsys, monke
             code, shown = said(f"audit {name}", capsys)
             assert code == 2 and len(shown.err.splitlines()) == 1
     finally:
-        contract._entry_points.cache_clear()
+        contract._places.cache_clear()
