@@ -28,22 +28,18 @@ def check_floats(name: str, x: Tensor) -> Tensor:
             f" float64: pass torch.as_tensor({name}, dtype=torch.float32)"
         )
     kind = str(x.layout).removeprefix("torch.")
-    for wrong, what in (
-        (
-            x.dtype not in (torch.float32, torch.float64),
-            f"is {x.dtype}; it must be float32 or float64, because a lower precision"
-            f" cannot guarantee the clipping bound: pass {name}.float()",
-        ),
-        (x.is_meta, "is on the meta device; it must have values: pass one that has"),
-        (kind != "strided", f"is {kind}, not dense: pass {name}.to_dense()"),
-        (
-            x.requires_grad,
-            f"requires gradients; it must be plain: pass {name}.detach()",
-        ),
-    ):
-        if wrong:
-            raise ValueError(f"{name} {what}")
-    return x
+    if x.dtype not in (torch.float32, torch.float64):
+        why = f"is {x.dtype}; it must be float32 or float64, because a lower precision"
+        why += f" cannot guarantee the clipping bound: pass {name}.float()"
+    elif x.is_meta:
+        why = "is on the meta device; it must have values: pass one that has"
+    elif kind != "strided":
+        why = f"is {kind}, not dense: pass {name}.to_dense()"
+    elif x.requires_grad:
+        why = f"requires gradients; it must be plain: pass {name}.detach()"
+    else:
+        return x
+    raise ValueError(f"{name} {why}")
 
 # %% ../../nbs/foundations/vectors.ipynb #3b8c735b
 def check_finite(name: str, x: Tensor) -> Tensor:
@@ -313,10 +309,10 @@ def block_size(d: int) -> int:
 
 # %% ../../nbs/foundations/vectors.ipynb #3d8c73d8
 def _blocks(x, seed):
-    d = x.shape[-1]
-    size = block_size(d)
-    starts = (0,) if size == d else (0, d - size)
-    return [*zip(starts, signs(size * len(starts), seed).to(x).split(size))]
+    "The first and the last entries of each row, which may overlap, and their signs."
+    size = block_size(x.shape[-1])
+    parts = [x[..., :size], x[..., -size:]][: 1 + (size < x.shape[-1])]
+    return [*zip(parts, signs(size * len(parts), seed).to(x).split(size))]
 
 
 def rotate(u: Tensor, seed: int) -> Tensor:
@@ -326,9 +322,8 @@ def rotate(u: Tensor, seed: int) -> Tensor:
     seed: public.
     Returns: same shape and type.
     """
-    blocks, u = _blocks(u, seed), u.clone()
-    for start, flips in blocks:
-        part = u[..., start : start + len(flips)]
+    u = u.clone()
+    for part, flips in _blocks(u, seed):
         part.copy_(walsh_hadamard(part * flips))
     return u
 
@@ -340,8 +335,7 @@ def unrotate(v: Tensor, seed: int) -> Tensor:
     seed: as given to rotate.
     Returns: same shape and type.
     """
-    blocks, v = _blocks(v, seed), v.clone()
-    for start, flips in reversed(blocks):
-        part = v[..., start : start + len(flips)]
+    v = v.clone()
+    for part, flips in reversed(_blocks(v, seed)):
         part.copy_(walsh_hadamard(part) * flips)
     return v
