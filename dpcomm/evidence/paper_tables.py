@@ -10,7 +10,6 @@ __all__ = ['Whole', 'Real', 'Number', 'Count', 'ACROSS', 'WORDS', 'RULES', 'JOIN
 import re
 from collections import Counter
 from datetime import date
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -226,18 +225,14 @@ def paper(id: str) -> Paper:
     id: short name, e.g. 'dprec', or one that `add` returned.
     Returns: checked.
     """
-    if id in _added:
-        return _added[id]
-    check_choice("id", id, [*papers(), *_added])
-    return _from_file(assets("papers") / f"{id}.toml")
+    if id not in _read:
+        check_choice("id", id, dict.fromkeys((*papers(), *_read)))
+        path = assets("papers") / f"{id}.toml"
+        _read[id] = parse(path.read_bytes(), path.name)
+    return _read[id]
 
 
-@lru_cache
-def _from_file(path):
-    return parse(path.read_bytes(), path.name)
-
-
-_added = {}  # id -> Paper, of files outside the package
+_read = {}  # id -> Paper, those of files outside the package too
 
 
 def add(path) -> str:
@@ -249,13 +244,13 @@ def add(path) -> str:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{shown(str(path))} does not exist: give a TOML file")
-    added, taken = _from_file.__wrapped__(path), (*papers(), ACROSS)
+    added, taken = parse(path.read_bytes(), path.name), (*papers(), ACROSS)
     if added.id != path.stem or added.id in taken:
         raise ValueError(
             f"{path.name}, paper: id={shown(added.id)}; it must be the name of the file,"
             f" and none of {', '.join(taken)}"
         )
-    _added[added.id] = added
+    _read[added.id] = added
     return added.id
 
 # %% ../../nbs/evidence/paper_tables.ipynb #ce402ecb
@@ -303,11 +298,10 @@ def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper
     """
     check_choice("version", version, ("arxiv", "iclr"))
     stated = [h for h in paper(id).hypers if h.version in (version, "both")]
-    tasks = dict.fromkeys(h.task for h in stated)
     if task is not None:
-        check_choice("task", task, tasks)
-    fits = [h for h in stated if h.task in (task, "all") or task is None]
-    same = sorted((h for h in fits if h.name == name), key=lambda h: h.task == "all")
+        check_choice("task", task, dict.fromkeys(h.task for h in stated))
+        stated = [h for h in stated if h.task in (task, "all")]
+    same = sorted((h for h in stated if h.name == name), key=lambda h: h.task == "all")
     if task is None and len(same) > 1:
         raise ValueError(
             f"task is None, but {shown(name)} differs between tasks; choose one of"
@@ -316,11 +310,7 @@ def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper
     return same[0]
 
 # %% ../../nbs/evidence/paper_tables.ipynb #18302bf4
-WORDS = dict(
-    pair.split("=")
-    for pair in re.split(
-        r"[;\n] *",
-        """\
+WORDS = """\
 mnist=MNIST; emnist=EMNIST; fmnist=Fashion-MNIST; femnist=FEMNIST
 cifar10=CIFAR-10; shakespeare=Shakespeare; solr=StackOverflow; writer=MNIST by writer
 medical=Premier; diabetes130=Diabetes 130-US; rec=DP-REC; rec64=DP-REC, groups of 64
@@ -332,15 +322,13 @@ vqsgd=vqSGD; acc=accuracy; bal_acc=balanced accuracy; auroc=AUROC; comm=traffic
 loss=loss; mse=mean squared error; eps=epsilon; bits=bits per index
 recall5=recall at 5; up_kb=uplink, kB; down_kb=downlink, kB; up=uplink; down=downlink
 iclr=ICLR version; only=client to server alone; local=local guarantee
-local1=local guarantee, epsilon 1; local3=local guarantee, epsilon 3""",
-    )
-)
+local1=local guarantee, epsilon 1; local3=local guarantee, epsilon 3
+client_size=examples per client"""
+WORDS = dict(pair.split("=") for pair in re.split(r"[;\n] *", WORDS))
 RULES = (
     (r"eps(\d[\d.]*)", r"epsilon \1"),
     (r"r(\d[\d.]*)", r"r = \1 %"),
-    (r"bits(\d+)", r"\1 bits"),
-    (r"b(\d+)", r"\1 bits"),
-    (r"client_size", r"examples per client"),
+    (r"b(?:its)?(\d+)", r"\1 bits"),
     (r"bas_(\d)", r"BAS-\1"),
 )
 JOINERS = {"minus": "minus", "over": "above", "vs": "against", "to": "to"}

@@ -145,7 +145,7 @@ def folder(tmp_path, monkeypatch):
     for name in ("experiment.ipynb", "digits.toml"):
         shutil.copy(GUIDE / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paper_tables, "_added", {})
+    monkeypatch.setattr(paper_tables, "_read", {})
     return tmp_path
 
 
@@ -160,7 +160,7 @@ def test_a_notebook_of_ones_own_is_run_and_compared(folder, capsys):
     assert "Noise of the server" in html and not re.search(r"<script[^>]* src=", html)
     found = records.read(folder / "runs" / "digits" / "experiment.full.jsonl")
     assert [(r.paper, r.key, r.seed) for r in found] == [("digits", "gaussian", 0)]
-    paper_tables._added.clear()  # as another process, which has only the records
+    paper_tables._read.clear()  # as another process, which has only the records
     assert cli.main(["table", "digits", "--out", "runs"]) == 0
     assert "gaussian.accuracy" in capsys.readouterr().out
     assert "digits" not in paper_tables.papers(), "the package's stay the package's"
