@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -141,10 +142,8 @@ Sides = defstruct("Sides", [("origin", Made), ("data", Data), ("history", Curves
 
 def check_cells(record: Record) -> None:
     "What a type cannot say: that a name exists, and a cell lies in its unit's range."
-    printed, units = (), UNITS.keys()
-    if record.paper != paper_tables.ACROSS:
-        cells = paper_tables.cells(record.paper)
-        printed, units = [c.key for c in cells], units | {c.unit for c in cells}
+    cells = paper_tables.cells(record.paper)
+    printed, units = [c.key for c in cells], [*UNITS, *{c.unit: 0 for c in cells}]
     for key, (value, unit) in record.cells.items():
         bare = unit if unit in UNITS else unit.partition(" ")[2]
         if not key.startswith("ours."):
@@ -277,8 +276,7 @@ def load(paper: str, experiment=None, scale=None, root=None) -> tuple:
     root: folder with a folder a paper, default the committed records.
     Returns: tuple of Record, by file and line.
     """
-    if paper != paper_tables.ACROSS:
-        paper_tables.paper(paper)  # or it is refused
+    paper_tables.cells(paper)  # or it is refused
     if scale is not None:
         check_choice("scale", scale, SCALES)
     file = path_of(root, paper, experiment or "*", scale or "*")
@@ -369,14 +367,6 @@ PACKAGES = (
 ).split()
 
 
-@cache
-def version_of(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def git(*words: str) -> str | None:  # its output; None without a checkout or git
     top = paper_tables.assets("results").parents[2]
     if not (top / ".git").exists():
@@ -403,8 +393,9 @@ def stamp(device: str = "cpu") -> dict:
     "Versions, commit and device behind a record; no host name, no path."
     changed = git("status", "--porcelain")
     versions = {"python": platform.python_version()}
-    versions |= {p: version_of(p) for p in PACKAGES}
-    versions = {k: v for k, v in versions.items() if v}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     made = dict(versions=versions, commit=git("rev-parse", "HEAD"))
     dirty = None if changed is None else bool(changed)
     return made | dict(dirty=dirty, device=device, machine=machine())
