@@ -157,9 +157,9 @@ def as_csv(rows: list, name: str = "figure.csv") -> Shown:
     name: file name offered to the reader.
     Returns: shown as a link in a notebook.
     """
-    header, values = list(rows[0]), [[*row.values()] for row in rows]
+    values = ([*row.values()] for row in rows)
     short = [[f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in values]
-    text = urllib.parse.quote(csv_text(header, short))
+    text = urllib.parse.quote(csv_text(rows[0], short))
     address = f"data:text/csv;charset=utf-8,{text}"
     link = f'<a download="{name}" href="{address}">{name}</a>'
     return Shown(f"{name}: {len(rows)} rows", link)
@@ -247,14 +247,8 @@ def style(size: tuple = SIZE):
     """
     plt, sheet = pyplot(), files("dpcomm") / "assets" / "figures.mplstyle"
     _store_sharp()
-    ours = plt.matplotlib.rc_params_from_file(str(sheet), use_default_template=False)
-    ours, now = dict(ours) | {"figure.figsize": size}, plt.rcParams
-    before = {key: now[key] for key in ours}  # Jupyter sets others meanwhile
-    now.update(ours)
-    try:
+    with plt.style.context([str(sheet), {"figure.figsize": size}]):
         yield
-    finally:
-        now.update(before)
 
 # %% ../../nbs/evidence/figures.ipynb #6dd0ec0f
 def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
@@ -506,17 +500,18 @@ def learning_curve(
     oldest = sorted(found, key=lambda r: r.origin.get("date") or "", reverse=True)
     mine = {r.seed: r.history for r in oldest if r.key == key and r.history}
     over = "round" if x == "traffic" else x
-    curves = {seed: dict(zip(h[over], h[y])) for seed, h in sorted(mine.items())}
-    if not curves:
+    if not mine:
         return None
-    at = sorted(set.intersection(*(set(points) for points in curves.values())))
-    rows = [[scale * points[t] for t in at] for points in curves.values()]
+    at = sorted(set.intersection(*(set(h[over]) for h in mine.values())))
+
+    def of_all(name):  # (n_seeds, n_points)
+        curves = (dict(zip(h[over], h[name])) for _, h in sorted(mine.items()))
+        return np.array([[points[t] for t in at] for points in curves])
+
+    rows = scale * of_all(y)
     if x == "traffic":
-        both = ("round", "uplink_bits", "downlink_bits")
-        sent = [zip(*(h[name] for name in both)) for h in mine.values()]
-        sent = [{t: (up + down) / 2**33 for t, up, down in each} for each in sent]
-        at = np.mean([[each[t] for t in at] for each in sent], 0)
-    return series(mech, at, np.array(rows), label, colour=colour)
+        at = (of_all("uplink_bits") + of_all("downlink_bits")).mean(0) / 2**33
+    return series(mech, at, rows, label, colour=colour)
 
 # %% ../../nbs/evidence/figures.ipynb #lcall001
 AXES = {"accuracy": "accuracy, %", "balanced_accuracy": "balanced accuracy"}
