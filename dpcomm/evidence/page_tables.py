@@ -8,6 +8,7 @@ __all__ = ['paper_table', 'paper_line']
 # %% ../../nbs/evidence/page_tables.ipynb #624c346d
 from collections import Counter
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
@@ -27,14 +28,12 @@ def format_summary(s, unit: str = "%", digits: int = 1, sign: str = "") -> str:
 
 def scores(found, name: str = None) -> dict:  # key -> Summary over its seeds
     "Last score of every setting of one experiment and scale, by default its first known."
-    settings, read = {}, {}
+    settings = {}
     for r in records.current(found).values():
         settings.setdefault(r.key, []).append(r)
-    for key, group in settings.items():
-        summary = verdicts.score_of(group, [name] if name else verdicts.SCORES)[1]
-        if summary:
-            read[key] = summary
-    return read
+    names = [name] if name else verdicts.SCORES
+    read = {key: verdicts.score_of(group, names)[1] for key, group in settings.items()}
+    return {key: s for key, s in read.items() if s}
 
 
 def gap(found, above: str, below: str, score: str = "accuracy"):
@@ -110,30 +109,29 @@ def table_line(key: str, paper: paper_tables.Paper, found: verdicts.Evidence) ->
 def compared(paper, rows, columns, title, corner, found) -> tuple:
     "The lines of `paper_table` to read, and of a long one those that agree, folded."
     p, found = paper_tables.paper(paper), found or verdicts.evidence(paper)
-    several, lines, verdicts_of, notes, lent = len(columns) > 1, [], [], [], []
+    several, judged, lines = len(columns) > 1, [], []
     for label, parts in rows.items():
         parts, labels = (x if isinstance(x, tuple) else (x,) for x in (parts, label))
         for heading, pattern in columns.items():
             line, why = table_line(pattern.format(*parts), p, found)
-            if line is None:
-                continue
-            lent += [n for n in why if n.startswith(BORROWED) and n not in lent]
-            why = [n for n in why if not n.startswith(BORROWED)]
-            notes += [n for n in why if n not in notes]
-            marks = "".join(f" [{notes.index(n) + 1}]" for n in why)
-            *first, mark, n = line
-            lines.append((*labels, *[heading] * several, *first, mark + marks, n))
-            verdicts_of.append(mark[2:])
-    header = (*corner, *[""] * several, "paper", "ours ± s.e.", "difference")
-    header = *header, "verdict", "seeds"
-    kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
-    header, *lines = [tuple(line[i] for i in kept) for line in (header, *lines)]
+            if line:
+                judged.append(((*labels, *[heading] * several, *line), why))
+    notes = dict.fromkeys(note for _, why in judged for note in why)
+    notes = tuple(sorted(notes, key=lambda note: note.startswith(BORROWED)))
+    words = [mark[2:] for (*_, mark, _), _ in judged]
+    for (*first, mark, n), why in judged:
+        own = (note for note in why if not note.startswith(BORROWED))
+        marks = (f" [{notes.index(note) + 1}]" for note in own)
+        lines.append((*first, "".join([mark, *marks]), n))
+    header = "paper|ours ± s.e.|difference|verdict|seeds".split("|")
+    header = (*corner, *[""] * several, *header)
+    kept = [any(column) for column in zip(*lines)]
+    header, *lines = [tuple(compress(line, kept)) for line in (header, *lines)]
     title = title if several else f"{title}: {next(iter(columns))}"
-    title = f"{title}. {verdicts.in_words(Counter(filter(None, verdicts_of)))}"
-    aside = [word in verdicts.AGREEING and len(lines) > LONG for word in verdicts_of]
-    read = tuple(line for line, away in zip(lines, aside) if not away)
-    agree = tuple(line for line, away in zip(lines, aside) if away)
-    notes = (*notes, *lent)
+    title = f"{title}. {verdicts.in_words(Counter(filter(None, words)))}"
+    folds = [word in verdicts.AGREEING and len(lines) > LONG for word in words]
+    agree = tuple(compress(lines, folds))
+    read = tuple(line for line in lines if line not in agree)
     line = f"{len(agree)} of {len(lines)} numbers agree with the paper"
     rest = Table(header, agree, "", () if read else notes, folded=line)
     return Table(header, read, title, notes), rest
@@ -162,9 +160,7 @@ def paper_table(
     return Shown(text, page)
 
 # %% ../../nbs/evidence/page_tables.ipynb #98af02c7
-def paper_line(
-    paper: str, mech: str, x, keys, label=None, scale: float = 1.0, colour=None
-) -> dict:
+def paper_line(paper: str, mech: str, x, keys, label=None, colour=None) -> dict:
     """Numbers that the paper prints, as a hollow line with 95 % intervals.
 
     paper: id.
@@ -172,19 +168,17 @@ def paper_line(
     x: positions, one per key.
     keys: of the paper's numbers.
     label: legend name, default the mechanism's.
-    scale: factor of the numbers.
     colour: only for a sweep inside one mechanism.
     Returns: one legend line, for figures.curve.
     """
     cells = [paper_tables.cell(paper, key) for key in keys]
-    values, err = scale * np.array([c.value for c in cells], float), []
+    err = []
     for c in cells:
         df = (c.n_runs or 1) - 1
         theirs = verdicts.Summary(c.value, c.spread, df + 1, df=df)
-        err.append(scale * (theirs.reach if c.spread else c.read_err or 0.0))
-    return figures.series(
-        mech, x, values, label, "paper", np.array(err), cells[0].n_runs, colour
-    )
+        err.append(theirs.reach if c.spread else c.read_err or 0.0)
+    values, n = [c.value for c in cells], cells[0].n_runs
+    return figures.series(mech, x, values, label, "paper", err, n, colour)
 
 # %% ../../nbs/evidence/page_tables.ipynb #091e3f37
 def run_guarantees(rows, title: str = "Guarantees and message sizes") -> Table:

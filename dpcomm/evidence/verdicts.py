@@ -8,6 +8,7 @@ __all__ = ['SEEDS', 'PERCENT', 'SCORES', 'HEADER', 'SHORT', 'Summary', 'cell_sum
 
 # %% ../../nbs/evidence/verdicts.ipynb #aabf01dc
 import math
+import operator
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -130,6 +131,7 @@ VERDICTS = {word: sign for word, (sign, *_) in LOOKS_OF.items()}
 UNDECIDED = ("agrees", "tie", "open")
 AGREEING = ("match", "order holds", "agrees")
 AGAINST = ("below", "above", "differs", "order fails")
+SLIPS = ("paper's slip", "unexplained")
 TIE = 1.0  # percentage points to either side of zero, or of the bound
 TIE_SET_ON = date(2026, 11, 26)  # counts for runs of later days
 LOOKS = (8, 16)  # seeds at the second and the third look
@@ -191,34 +193,32 @@ def _judged(cell, s, gap):
     return "above" if (gap > 0) == (cell.better != "lower") else "below"
 
 # %% ../../nbs/evidence/verdicts.ipynb #da0e8ee0
+SAID = {  # verdicts -> of one number, of several, of both
+    AGREEING: ("agrees", "agree", " with the paper"),
+    ("near",): ("is", "are", " within twice the tolerance"),
+    ("tie",): ("is a tie", "are ties", ""),
+    SLIPS: ("is", "are", " explained by a slip of the paper or not at all"),
+    AGAINST: ("contradicts", "contradict", " the paper"),
+    ("open",): ("needs", "need", " more seeds"),
+    ("not comparable",): ("is", "are", " not comparable"),
+    ("not run",): ("has", "have", " not been run"),
+}
+
+
 def in_words(counts: dict) -> str:  # verdict -> how many
     "Several verdicts in one sentence."
-
-    def count(*words):
-        return sum(counts.get(word, 0) for word in words)
-
-    def said(*parts):
-        return [f"{k:,} {(one, many)[k != 1]}{end}" for k, one, many, end in parts if k]
-
-    n = sum(counts.values()) - count("not run", "not comparable")
-    against, slips = count(*AGAINST), count("paper's slip", "unexplained")
-    compared = said(
-        (count(*AGREEING), "agrees", "agree", " with the paper"),
-        (count("near"), "is", "are", " within twice the tolerance"),
-        (count("tie"), "is a tie", "are ties", ""),
-        (slips, "is", "are", " explained by a slip of the paper or not at all"),
-        (against, "contradicts", "contradict", " the paper"),
-        (count("open"), "needs", "need", " more seeds"),
+    n = {words: sum(counts.get(word, 0) for word in words) for words in SAID}
+    *compared, aside, not_run = (
+        f"{n[words]:,} {one if n[words] == 1 else several}{both}" if n[words] else ""
+        for words, (one, several, both) in SAID.items()
     )
-    rest = said(
-        (count("not comparable"), "is", "are", " not comparable"),
-        (count("not run"), "has", "have", " not been run"),
-    )
-    if n:
-        none = ["no number of ours contradicts it"] * (not against + slips)
-        numbers = f"number{'s' * (n != 1)}"
-        rest = [f"of {n:,} {numbers} compared, {', '.join(compared)}", *none, *rest]
-    text = "; ".join(rest) or "no number earns a verdict"
+    parts = [aside, not_run]
+    if total := sum([*n.values()][:-2]):
+        numbers = f"of {total:,} number{'s' * (total != 1)} compared"
+        contradicted = n[AGAINST] or n[SLIPS]
+        none = "" if contradicted else "no number of ours contradicts it"
+        parts = [f"{numbers}, {', '.join(filter(None, compared))}", none, *parts]
+    text = "; ".join(filter(None, parts)) or "no number earns a verdict"
     return f"{text[0].upper()}{text[1:]}."
 
 # %% ../../nbs/evidence/verdicts.ipynb #4e329d26
@@ -253,25 +253,19 @@ def diverged(value: float, unit: str, record: Record) -> bool:
     return value * PERCENT[unit] < DIVERGED * best * (100 if best <= 1 else 1)
 
 
-def pool(family: tuple | None, spreads) -> tuple | None:
-    "Mean variance of the settings of a family. [Satterthwaite 1946]"
-    lent = [x for x in spreads if family and x.family == family]
-    if not lent:
-        return None
-    variance, df = _welch([(math.sqrt(x.variance), x.df) for x in lent])
-    return variance / len(lent), df, {x.experiment for x in lent}
-
-
 def with_pooled_variance(s: Summary, ours, spreads) -> Summary:
-    "Lend a single seed the spread of settings that have several."
-    sides = ours.sides or (ours,)
-    pooled = [pool(family_of(side.record, side.key), spreads) for side in sides]
-    lost = any(side.diverged for side in sides)
-    if s.unit not in PERCENT or lost or None in pooled:
-        return s
-    variance, df = _welch([(math.sqrt(v), df) for v, df, _ in pooled])
-    names = sorted(set().union(*(x for *_, x in pooled)))
-    whose = names[0] if len(names) == 1 else f"{len(names)} experiments"
+    "Lend a single seed the spread of settings that have several. [Satterthwaite 1946]"
+    errors, names = [], set()
+    for side in ours.sides or (ours,):
+        family = family_of(side.record, side.key)
+        lent = [x for x in spreads if family and x.family == family]
+        if s.unit not in PERCENT or side.diverged or not lent:
+            return s
+        variance, df = _welch([(math.sqrt(x.variance), x.df) for x in lent])
+        errors.append((math.sqrt(variance / len(lent)), df))
+        names |= {x.experiment for x in lent}
+    variance, df = _welch(errors)
+    whose = names.pop() if len(names) == 1 else f"{len(names)} experiments"
     return replace(s, se=math.sqrt(variance) / PERCENT[s.unit], df=df, spread_of=whose)
 
 
@@ -335,22 +329,18 @@ def ours_by_key(found) -> dict:
 def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
     if (key := cell.same_as or cell.key) in ours:
         return ours[key]
-    pair = cell.quotient or (cell.above, cell.below)
-    if not all(k in ours for k in pair):
+    a, b = map(ours.get, cell.quotient or (cell.above, cell.below))
+    seeds = [seed for seed in a.values if seed in b.values] if a and b else ()
+    if not seeds:
         return None
-    a, b = (ours[k] for k in pair)
-    both = [seed for seed in a.values if seed in b.values]
-    if not both:
-        return None
+    apply = operator.truediv if cell.quotient else operator.sub
+    values = {seed: apply(a.values[seed], b.values[seed]) for seed in seeds}
     given = dict(days=a.days + b.days, beyond=a.beyond or b.beyond)
     if cell.quotient:
-        values = {seed: a.values[seed] / b.values[seed] for seed in both}
         return Ours(values, cell.unit, a.record, **given)
-    values = {seed: a.values[seed] - b.values[seed] for seed in both}
     others = cell.unit == "percentage points" and a.unit != "percent"
-    return Ours(
-        values, a.unit if others else cell.unit, a.record, sides=(a, b), **given
-    )
+    unit = a.unit if others else cell.unit
+    return Ours(values, unit, a.record, sides=(a, b), **given)
 
 # %% ../../nbs/evidence/verdicts.ipynb #033dccaa
 @dataclass(frozen=True, eq=False)
@@ -397,12 +387,10 @@ def evidence(paper: str, root: Path = None) -> Evidence:
 
 # %% ../../nbs/evidence/verdicts.ipynb #c217c873
 def intervals(paper: str, found=None) -> int:
-    found, n = found or evidence(paper), 0
-    for cell in paper_tables.cells(paper):
-        s = found.summary(cell)
-        judged = verdict(cell, s) in (*AGREEING, *AGAINST, "near", "tie", "open")
-        n += judged and bool(s and s.se) and cell.kind != "exact"
-    return n
+    found, judged = found or evidence(paper), {*AGREEING, *AGAINST, *UNDECIDED, "near"}
+    drawn = [cell for cell in paper_tables.cells(paper) if cell.kind != "exact"]
+    pairs = ((cell, found.summary(cell)) for cell in drawn)
+    return sum(bool(s and s.se) and verdict(cell, s) in judged for cell, s in pairs)
 
 
 def expected_false(n: int) -> str:
@@ -451,8 +439,7 @@ def reason_not_run(cell, paper: paper_tables.Paper, runs: tuple) -> str:
 
 def row_of(cell, paper: paper_tables.Paper, found: Evidence, base: str) -> tuple:
     key, theirs, s = cell.key, format_paper(cell), found.summary(cell)
-    mine = our_number(cell, found.ours)
-    if s is None or mine is None:
+    if s is None:
         why = reason_not_run(cell, paper, found.smaller)
         return key, theirs, why, "", verdict(cell, None), ""
     delta = error = ""
@@ -462,7 +449,7 @@ def row_of(cell, paper: paper_tables.Paper, found: Evidence, base: str) -> tuple
     if s.se:
         text = format_value(s.se, cell)
         error = f" +/- {text if float(text.replace(',', '')) else f'{s.se:.0e}'}"
-    name = mine.record.experiment
+    name = our_number(cell, found.ours).record.experiment
     link = f"[{name}]({base}/{paper_tables.place(name)}.ipynb)"
     seeds = f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
     value = f"{format_value(s.mean, cell)}{error} ({seeds})"
@@ -533,8 +520,7 @@ def _run_row(runs):
     eps = f"{first.guarantee['eps']:.3g}" if first.guarantee else ""
     traffic = []
     for name in ("uplink_bits", "downlink_bits"):
-        sent = [r.final.get(name) for r in runs]
-        gib = [v / 2**33 for v in sent if isinstance(v, (int, float))]
+        gib = [r.final[name] / 2**33 for r in runs if r.final.get(name) is not None]
         traffic.append(f"{np.mean(gib):.3g}" if gib else "")
     costs = [r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") for r in runs]
     minutes = f"{np.mean([c for c in costs if c] or [0]) / 60:.3g}"
