@@ -241,7 +241,9 @@ class _Node:
         allowed, kept = (*allowed, *(limits.metrics for limits in self.limits)), {}
         for record, values in reply.content.metric_records.items():
             if names := {*values}.intersection(*allowed):
-                kept[record] = MetricRecord({k: values[k] for k in values if k in names})
+                kept[record] = MetricRecord(
+                    {k: values[k] for k in values if k in names}
+                )
         return kept
 
     def attempt(self, work, *about):
