@@ -267,12 +267,15 @@ def one_round(
         tell(done, len(cohort))
 
     sums = Sums(mechanism, noise, run.memory, cohort, weights, moving)
-    mask, losses = mechanism.trainable(len(w)), [w.new_zeros(0)]
-    total = sums(w.new_zeros(0, len(w)), slice(0, 0))  # of nobody
-    each = train_cohort(task, w, cohort, batches, pool, mask, sums, after)
-    for part, loss in each if len(cohort) else ():
-        total.add_(part)
-        losses.append(loss)
+    mask, total, losses = mechanism.trainable(len(w)), None, [w.new_zeros(0)]
+    if len(cohort):
+        for part, loss in train_cohort(
+            task, w, cohort, batches, pool, mask, sums, after
+        ):
+            total = part if total is None else total.add_(part)
+            losses.append(loss)
+    else:
+        total = sums(w.new_zeros(0, len(w)), slice(0, 0))
     how = len(cohort), expected, task.stream(t, "server")
     if moving is None:
         mean = average(mechanism, total, w, *how)
