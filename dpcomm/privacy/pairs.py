@@ -9,6 +9,7 @@ __all__ = ['Pair', 'Seen']
 import functools
 import math
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -301,7 +302,7 @@ def _often(q, draws, group=1):
     if draws is None:
         ways = [math.comb(group, j) * q**j for j in range(group + 1)]
         return [way * (1 - q) ** (group - j) for j, way in enumerate(ways)], 0.0
-    most = int(binom.isf(RARE, draws, q / draws))
+    most = next(m for m in count() if binom.sf(m, draws, q / draws) <= RARE)
     often = binom.pmf(range(1 + most), draws, q / draws)
     return often.tolist(), float(binom.sf(most, draws, q / draws))
 
