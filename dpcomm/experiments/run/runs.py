@@ -268,6 +268,11 @@ class Costs:
                 return sum(costs) / len(costs) / 60, how
         return run.minutes, "guessed"
 
+    @property
+    def memory(self) -> str:
+        "GiB of the largest run."
+        return f"{max(self.peaks.get(r.key) or r.memory for r in self.grid):.1f}"
+
     def lines(self, only: str = "all") -> list:
         "Those whose key begins with `only`."
         return [run for run in self.grid if only == "all" or run.key.startswith(only)]

@@ -102,10 +102,9 @@ def cost_sentence(name: str) -> Shown:
         left = "nothing is missing"
     elif any(costs.minutes(run)[1] == "guessed" for run, _ in costs.missing):
         left += ", guessed where none like them has been recorded"
-    memory = max(costs.peaks.get(run.key) or run.memory for run in costs.grid)
     return Shown(
         f"`dpcomm sweep {name} --scale full` makes the full-scale records of this page,"
-        f" one process a run, up to {memory:.1f} GiB each; data:"
+        f" one process a run, up to {costs.memory} GiB each; data:"
         f" {_data(costs.grid) or 'bundled'}. Recorded:"
         f" {_time(costs.spent)} of CPU time; {left}."
     )
