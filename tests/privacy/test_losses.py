@@ -349,7 +349,6 @@ def test_every_covered_combination_by_listing_all_cohorts(trust, sampling, relat
     seen, n = trust != "central" and sampling != "none", OTHERS + 1
     q = dict(none=1.0, poisson=RATE).get(sampling, SEATS / n)
     draws = SEATS if sampling == "replacement" else None
-    assert 0 <= pairs._often(9.0, 60)[1] <= pairs.RARE, "the chance of yet more draws"
     made = gaussian_losses(SIGMA, q, relation, sampling, draws, trust)
     eps, best = np.linspace(0, 3, 31), 0.0
     tails = [pair.tails(eps) for pair in made.pairs]
@@ -364,6 +363,16 @@ def test_every_covered_combination_by_listing_all_cohorts(trust, sampling, relat
     whole = seen or sampling == "none"
     reached = 1 - 2e-5 if whole else REACHED.get((sampling, like), 1 - 2e-5)
     assert best[[0, 3]].min() >= reached, best
+
+
+def test_a_client_s_turns_are_few_in_the_largest_cohort_with_replacement():
+    def spent(draws):
+        release = gaussian_losses(1.3, 0.3, "replace", "replacement", draws)
+        return compose([(release, 10)], 1e-6).eps
+
+    often, rest = pairs._often(1.0, 2**31)
+    assert len(often) < 40 and 0 <= rest <= pairs.RARE
+    assert spent(60) < spent(1000) < spent(2**31) < 1.03 * spent(60)
 
 
 @tabled("sigma, q, rounds", [(0.1, 0.1, 100), (0.2556, 0.01, 800)])
