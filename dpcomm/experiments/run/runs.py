@@ -197,7 +197,8 @@ def recorded_runs(experiment: Experiment, scale: str, *roots) -> dict:
     "(key, seed) -> Record below some folders; None and no folder: the committed ones."
     there = {}
     for root in dict.fromkeys(roots or (None,)):
-        kept = records.load(experiment.paper, experiment.stem, scale, root)
+        path = records.path_of(root, experiment.paper, experiment.stem, scale)
+        kept = records.read(path) if path.exists() else ()
         there |= {(r.key, r.seed): r for r in records.current(kept).values()}
     return there
 
