@@ -529,11 +529,11 @@ def audit_all(args) -> int:
             [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
         )
     for case in tqdm(played, "audit", disable=None, leave=False):
-        found = case.run(args.trials, args.delta, args.alarm, args.seed)
-        claimed, audited, judged = found
+        how = args.trials, args.delta, args.alarm, args.seed
+        claimed, audited, judged = case.run(*how)
         wrong = judged.refuted or audit.refutes(audited, claimed)
         setting = f"{case.setting}; accountant {claimed.accountant}"
-        rows.append((setting, *row(case, *found, wrong)))
+        rows.append((setting, *row(case, claimed, audited, judged, wrong)))
         bad += wrong
     legend = LEGEND.format(delta=args.delta, alarm=args.alarm).replace("\n ", "")
     table = Table(("mechanism", *HEADER), rows, "Audits", legend.splitlines())

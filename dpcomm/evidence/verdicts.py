@@ -330,8 +330,7 @@ def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
     if (key := cell.same_as or cell.key) in ours:
         return ours[key]
     a, b = map(ours.get, cell.quotient or (cell.above, cell.below))
-    seeds = [seed for seed in a.values if seed in b.values] if a and b else ()
-    if not seeds:
+    if not (a and b and (seeds := [seed for seed in a.values if seed in b.values])):
         return None
     apply = operator.truediv if cell.quotient else operator.sub
     values = {seed: apply(a.values[seed], b.values[seed]) for seed in seeds}
@@ -439,7 +438,8 @@ def reason_not_run(cell, paper: paper_tables.Paper, runs: tuple) -> str:
 
 def row_of(cell, paper: paper_tables.Paper, found: Evidence, base: str) -> tuple:
     key, theirs, s = cell.key, format_paper(cell), found.summary(cell)
-    if s is None:
+    mine = our_number(cell, found.ours)
+    if mine is None or s is None:
         why = reason_not_run(cell, paper, found.smaller)
         return key, theirs, why, "", verdict(cell, None), ""
     delta = error = ""
@@ -449,7 +449,7 @@ def row_of(cell, paper: paper_tables.Paper, found: Evidence, base: str) -> tuple
     if s.se:
         text = format_value(s.se, cell)
         error = f" +/- {text if float(text.replace(',', '')) else f'{s.se:.0e}'}"
-    name = our_number(cell, found.ours).record.experiment
+    name = mine.record.experiment
     link = f"[{name}]({base}/{paper_tables.place(name)}.ipynb)"
     seeds = f"n = {s.n}" + (f", spread of {s.spread_of}" if s.spread_of else "")
     value = f"{format_value(s.mean, cell)}{error} ({seeds})"

@@ -73,6 +73,7 @@ def _by_squaring(one, n: int, times):
             power = one if power is None else times(power, one)
         n >>= 1
         one = times(one, one) if n else one
+    assert power is not None, "of a power of at least 1"
     return power
 
 # %% ../../nbs/dprec/theorem.ipynb #4b0bf9b5

@@ -190,7 +190,7 @@ def share(name: str) -> float:
     "Percent of a run's bits that go up, mean of three draws."
     runs = [count(name, seed) for seed in range(3)]
     ups = [run.uplink_bits / (run.uplink_bits + run.downlink_bits) for run in runs]
-    return 100 * np.mean(ups)
+    return 100 * float(np.mean(ups))
 
 # %% ../../../nbs/dprec/costs.ipynb #a3df5264
 def settings(scale: str) -> dict:

@@ -53,7 +53,7 @@ def told(logits):
     return math.log2(K) - entropy / math.log(2)
 
 
-def along(u, v, m) -> tuple:
+def along(u, v, m) -> tuple[np.ndarray, np.ndarray]:
     "Length of groups over std, and part along the last server update v, (n, groups)."
     cut, sizes = m.clip(u) / m.std, list(m.sizes(u.shape[1]))
 

@@ -38,14 +38,14 @@ def line(s: dict, scale: str, net: str, key: str, name: str, fills, **fields) ->
 def grid(scale: str) -> list:
     "Two methods and two budgets for every network; the partition. [dprec Table 1, Table 2]"
     s, lines = settings(scale), []
-    for net, eps, (kind, name) in product(s["nets"], (3, 6), NAMES.items()):
+    for net, eps, kind in product(s["nets"], (3, 6), NAMES):
         ours = "" if net == "cnn" else f"ours.{scale}.{net}."
         cells = [f"{ours}mnist.eps{eps}.{kind}.acc"]
         cells += [f"{ours}mnist.{kind}.comm"] if eps == 3 else []
         how = dict(eps=eps, kind=kind, n_clients=s["n_clients"])
         more = dict(seeds=(0, 1, 2, 3), minutes=MINUTES[net])
         more |= dict(spec=partial(mnist_spec, **how))
-        who = f"{net}.eps{eps}.{kind}", f"{name}, epsilon {eps}, {net}", cells
+        who = f"{net}.eps{eps}.{kind}", f"{NAMES[kind]}, epsilon {eps}, {net}", cells
         lines.append(line(s, scale, net, *who, **more))
     dealt = dict(data=s["data"], clients=lines[0].clients)
     return [*lines, partition("mnist", scale, **dealt)]
