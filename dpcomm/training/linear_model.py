@@ -6,8 +6,7 @@
 __all__ = ['Settings', 'errors', 'evaluate', 'train']
 
 # %% ../../nbs/training/linear_model.ipynb #4408bdec
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
@@ -136,8 +135,7 @@ def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.nd
             f"mechanism is {mechanism}; each message must be private by itself, and the"
             " noise of many is added in floating point: pass local=True, exact=False"
         )
-    shape = a.shape[1], f.shape[1]
-    noise = rng.standard_normal(shape) if noise is None else noise
+    noise = rng.standard_normal((a.shape[1], f.shape[1])) if noise is None else noise
     top = float((np.abs(a).max(1) * np.maximum(f.max(1), -f.min(1))).max())
     mean = mechanism.mean_sign(np.array([top]))
     if mean is not None and mean[0] < SATURATED:
@@ -145,13 +143,6 @@ def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.nd
     if not gaussian:
         return sum_dense(mechanism, a, f, rng)
     return a.T @ f + mechanism.std * sqrt(len(a)) * noise.astype(np.float32)
-
-# %% ../../nbs/training/linear_model.ipynb #19245ada
-@dataclass
-class Fit:
-    weights: np.ndarray  # (classes, p) float32
-    history: list = field(default_factory=list)  # dicts: epoch, accuracy in %, loss
-    seconds: float = 0.0  # wall time
 
 # %% ../../nbs/training/linear_model.ipynb #19245adc
 def with_one(x) -> np.ndarray:  # (n, p) float32
@@ -178,7 +169,7 @@ def evaluate(weights, x, y) -> dict:
 # %% ../../nbs/training/linear_model.ipynb #80d555a1
 def train(
     x, y, x_test, y_test, mechanism, config: Settings, seed: int = 0, test_after=()
-) -> Fit:
+) -> tuple:
     """Private SGD of a linear model from zero weights. [imvu sec. 4.1]
 
     x: training features, (n, p - 1), perhaps memory-mapped.
@@ -189,13 +180,12 @@ def train(
     config: epochs, step, momentum, batch.
     seed: of shuffles and noise; mechanisms trained with one seed share both.
     test_after: epochs after which to test; the last one is always tested.
-    Returns: final weights, a test an entry of the history.
+    Returns: weights (classes, p) float32; history: dicts of epoch, accuracy in %, loss.
     """
-    start = time.perf_counter()
-    slope = gain(mechanism)
+    slope, history = gain(mechanism), []
     classes = int(max(y.max(), y_test.max())) + 1
-    run = Fit(np.zeros((classes, x.shape[1] + 1), np.float32))
-    velocity = np.zeros_like(run.weights)
+    weights = np.zeros((classes, x.shape[1] + 1), np.float32)
+    velocity = np.zeros_like(weights)
     s = seed if config.noise_seed is None else config.noise_seed
     for epoch in range(1, config.epochs + 1):
         order = seed_tree(seed, "epoch", epoch, "order").permutation(len(y))
@@ -203,16 +193,15 @@ def train(
         for at in range(0, len(y), config.batch):
             rows = np.sort(order[at : at + config.batch])
             f = with_one(x[rows])
-            a = clip_rank_one(errors(run.weights, f, y[rows]), f, mechanism.clip_norm)
-            noise = noises.standard_normal(run.weights.shape)
+            a = clip_rank_one(errors(weights, f, y[rows]), f, mechanism.clip_norm)
+            noise = noises.standard_normal(weights.shape)
             total = sum_messages(mechanism, a, f, points, noise)
             mean = total / (slope * config.batch)
             velocity = config.momentum * velocity + mean.astype(np.float32)
-            run.weights -= config.lr * velocity
+            weights -= config.lr * velocity
         if epoch in test_after or epoch == config.epochs:
-            run.history.append({"epoch": epoch} | evaluate(run.weights, x_test, y_test))
-    run.seconds = time.perf_counter() - start
-    return run
+            history.append({"epoch": epoch} | evaluate(weights, x_test, y_test))
+    return weights, history
 
 # %% ../../nbs/training/linear_model.ipynb #2e5327b7
 def read_frontier(eps, accuracy, budgets) -> np.ndarray:

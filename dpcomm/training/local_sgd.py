@@ -246,6 +246,15 @@ def loss_on(loss, device):
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
 
 
+def leaves(value: Tensor) -> set:
+    "Tensors from which a value was computed and to which its gradient goes."
+    nodes = waiting = {value.grad_fn}
+    while waiting:
+        waiting = {n for node in waiting for n, _ in node.next_functions if n} - nodes
+        nodes = nodes | waiting
+    return {node.variable for node in nodes if hasattr(node, "variable")}
+
+
 def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int | None:
     """Refuse a model, a loss and data that do not go together, tried on two examples.
 
@@ -255,11 +264,6 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int |
     two = torch.from_numpy(np.resize(np.asarray(part, np.int64), 2))
     x, y = (side[two].to("cpu") for side in (data.x, data.y))
     usual, loss = loss in (None, cross_entropy), loss_on(loss, "cpu") or cross_entropy
-    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
-        raise Misfit(
-            f"the loss {type(loss).__name__} has parameters of its own, which are not"
-            " trained: make them parameters of the model, or freeze them"
-        )
     params = {k: p.clone().requires_grad_() for k, p in unpack(model, w).items()}
     call, classes = as_function(model, w, training=True), None
 
@@ -276,6 +280,13 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int |
                 check_labels(classes, y, lambda i: f"client {client}")
             value = loss(outputs, targets)
             torch.autograd.grad(value, [*params.values()], materialize_grads=True)
+            if strange := {tuple(t.shape) for t in leaves(value) - {*params.values()}}:
+                raise Misfit(
+                    f"{kind} or its loss reads a tensor {min(strange)} that has a gradient"
+                    " and that training, on copies of the weights, leaves as it is: in"
+                    " forward read weights as attributes of their modules, and return"
+                    " penalties on them; freeze what is not the model's"
+                )
             return outputs, value
 
         with drawing(0):

@@ -68,22 +68,23 @@ class Keeps(nn.Linear):
         return super().forward(x) + (0.0 if past is None else past)
 
 
-class Counter(nn.Linear):
-    "Keeps a number that training changes."
+class Listed(nn.Linear):
+    "Reads its weights from a list, where a copy of the module has the old ones."
 
     def __init__(self):
         super().__init__(20, 3)
-        self.register_buffer("calls", torch.zeros(()))
+        self.both = [self.weight, self.bias]
 
     def forward(self, x):
-        self.calls += 1
-        return super().forward(x)
+        return F.linear(x, *self.both)
 
 
-def learnt():
-    loss = nn.CrossEntropyLoss()
-    loss.scale = nn.Parameter(torch.ones(()))
-    return loss
+def bound():
+    "Its forward is that of the module that was there before the copy."
+    model = mlp()
+    usual = model.forward
+    model.forward = lambda x: usual(x)
+    return model
 
 
 def hooked():
@@ -97,18 +98,13 @@ def growing(out, y, seen=[]):
     return F.cross_entropy(out, y) * len(seen)
 
 
-def column(out, y):
-    return F.mse_loss(out, y)
-
-
-def bare(out, y):
-    return float(F.mse_loss(out, y).detach())
-
-
-def cut(out, y):
-    return F.mse_loss(out.detach(), y)
-
-
+SCALE, PENALISED = nn.Parameter(torch.ones(())), mlp()
+BARE, CUT, WARM, SUMMED = (
+    lambda out, y: out.sum().item(),
+    lambda out, y: out.detach().sum(),
+    lambda out, y: SCALE * out.sum(),
+    lambda out, y: out.sum() + PENALISED[0].weight.sum(),
+)
 TOKENS, NUMBERS = dict(name="lstm"), dict(targets="numbers")
 NUMBER = dict(targets="number")
 EACH = nn.MSELoss(reduction="none")
@@ -120,16 +116,19 @@ MISFITS = {
     "numbers for classes": (mlp(), NUMBER, {}, r"targets \(2,\) float32"),
     "a column of classes": (mlp(), dict(targets="column"), {}, "one class per example"),
     "a label too many": (mlp(out=2), {}, {}, "client . holds a label 2; .*0 to 1"),
-    "a broadcast": (mlp(out=1), NUMBER, dict(loss=column), "Using a target size"),
+    "a broadcast": (mlp(out=1), NUMBER, dict(loss=F.mse_loss), "Using a target size"),
     "no mean": (mlp(out=2), NUMBERS, dict(loss=EACH), "scalar .*the mean over a batch"),
-    "a number of Python's": (mlp(out=2), NUMBERS, dict(loss=bare), "one number"),
-    "a constant": (mlp(out=2), NUMBERS, dict(loss=cut), "does not require grad"),
+    "a number of Python's": (mlp(), {}, dict(loss=BARE), "one number"),
+    "a constant": (mlp(), {}, dict(loss=CUT), "does not require grad"),
     "complex": (nn.Linear(20, 3, dtype=torch.complex64), {}, {}, "complex64; weights"),
     "a complex buffer": (turned(), {}, {}, "'turns' is torch.complex64"),
     "no copy": (remembering(), {}, {}, "Linear cannot be copied"),
     "nothing to train": (nn.Flatten(), {}, {}, "Flatten has no trainable parameter"),
     "a hook": (hooked(), {}, {}, "'0.weight' has a gradient hook.*: freeze"),
-    "a loss with weights": (mlp(), {}, dict(loss=learnt()), "Loss has parameters of"),
+    "a loss with weights": (mlp(), {}, dict(loss=WARM), r"its loss reads .* \(\)"),
+    "a penalty": (PENALISED, {}, dict(loss=SUMMED), "and return penalties on them"),
+    "weights in a list": (Listed(), {}, {}, r"Listed or its loss reads .* \(3,\)"),
+    "a forward of before": (bound(), {}, {}, "Sequential or its loss reads a tensor"),
     "a memory": (Keeps(20, 3), {}, {}, "Keeps or its loss gives two answers to the"),
     "a loss's memory": (mlp(), {}, dict(loss=growing), "loss gives two answers to the"),
 }
@@ -142,7 +141,6 @@ MISFITS |= {
         "BatchNorm2d": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
         "BatchNorm1d mixes the examples": mlp(between=[BATCH(8, **OFF)]),
         "InstanceNorm1d": mlp(between=[INSTANCE(8, **ON)]),
-        "calls": Counter(),
         "_u": nn.utils.parametrizations.spectral_norm(nn.Linear(20, 3)),
     }.items()
 }

@@ -100,7 +100,7 @@ def test_training_learns_and_is_a_function_of_its_seed():
     x = (centres[y] + 0.3 * rng.standard_normal((300, 6))).astype(np.float32)
     config = linear_model.Settings(epochs=4, lr=0.5, batch=50)
     runs = [linear_model.train(x, y, x, y, QUIET, config, seed) for seed in (0, 0, 1)]
-    first, again, other = (run.weights for run in runs)
+    first, again, other = (weights for weights, _ in runs)
     assert np.array_equal(first, again) and not np.array_equal(first, other)
-    (last,) = runs[0].history
+    (last,) = runs[0][1]
     assert last["accuracy"] > 95 and last["epoch"] == 4 and first.shape == (3, 7)

@@ -125,8 +125,8 @@ def point(line: Line, seed: int, inputs, how: dict, s: Sweep, at: tuple) -> dict
     fields = dict(batch=s.batch, momentum=s.momentum, epochs=s.epochs)
     config = linear_model.Settings(lr=step / sigma / s.clip, **fields)
     tested = tuple(2**k for k in range(10))
-    fit = linear_model.train(*data, mech, config, seed, tested)
-    history = [h | {"eps": price(s, kind, sigma, h["epoch"])} for h in fit.history]
+    _, tests = linear_model.train(*data, mech, config, seed, tested)
+    history = [h | {"eps": price(s, kind, sigma, h["epoch"])} for h in tests]
     sent, n, steps = mech.bits(s.d), len(data[1]), -(-len(data[1]) // s.batch)
     traffic = {"uplink_bits": s.epochs * n * sent.content}
     traffic["downlink_bits"] = 32 * s.d * s.epochs * steps
@@ -134,8 +134,7 @@ def point(line: Line, seed: int, inputs, how: dict, s: Sweep, at: tuple) -> dict
     config |= dict(mechanism=repr(mech), d=s.d)
     outcome = dict(config=config, final=history[-1] | traffic, history=history)
     promise = account(s, mech, s.epochs, ACCOUNTANT[kind])
-    outcome |= dict(guarantee=promise, bits=sent, data=about)
-    return outcome | dict(wall_seconds=fit.seconds)
+    return outcome | dict(guarantee=promise, bits=sent, data=about)
 
 
 def key_of(at: tuple) -> str:
