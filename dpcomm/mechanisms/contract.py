@@ -626,7 +626,8 @@ class Local(Mechanism):
         q: float = 1.0,
     ) -> Losses:
         # of randomised response, or of a shuffle [Kairouz et al. 2015; page shuffling]
-        eps, about = self.message_epsilon(d), dict(name=self.name, relation=relation)
+        eps = self.message_epsilon(d if d is None else check_size("d", d))
+        about = dict(name=self.name, relation=relation)
         if shuffled is None:
             return pure_losses(eps, **about)
         return shuffled_losses(eps, shuffled, q, **about)

@@ -325,7 +325,8 @@ def _runs(s, m, accountant):
         wanted = s.relation or next(iter(relations), None)
         if wanted in _IMPLIED and wanted not in relations:
             wanted = "local"
-        if wanted not in relations:
+        swapped = (s.sampling, sampling, wanted) == ("fixed", "none", "add-remove")
+        if wanted not in relations or swapped:  # another takes the place of who leaves
             continue
         drawn = sampling != "none"
         given = dict(sampling=sampling, d=s.d, relation=wanted, accountant=accountant)
@@ -408,8 +409,8 @@ def _unproved(s, m):
             "sampling is 'replacement', where a client may be drawn twice in a round, and"
             f" nothing is proved for {m.name}: use sampling='poisson' or 'fixed'"
         )
-    samplings = "none", *m.samplings
-    proved = " or ".join({r: 0 for x in samplings for r in _relations(m, x)})
+    known = (r for x in ("none", *m.samplings) for r in _relations(m, x))
+    proved = " or ".join(dict.fromkeys(r for r in known if r != s.relation))
     return (
         f"relation is {shown(s.relation)} with sampling {shown(s.sampling)} and trust"
         f" {shown(s.trust)}; no such guarantee of {m.name} is proved: leave relation"
@@ -420,8 +421,6 @@ def _unproved(s, m):
 USUAL = {"fraction": 0.1}  # fields that have no default, and change no guarantee
 MORE = 1.5  # times the noise of a ring of 32 bits that a smaller one may need
 SPENT = "eps", "beta"  # free fields of which more is less private
-
-
 NEAR = 4e-3  # part of eps that the search may leave
 FAR = math.log(1e90)  # largest factor that is tried
 JUMP = 2e-4  # width of a bracket, in logarithms, that holds a jump or an edge

@@ -111,7 +111,7 @@ class NoisySum(Mechanism):
     def theorem(self, d, q: float, relation: str, sampling: str) -> Callable | None:
         "Rényi curve of one sum, orders -> nats, by a theorem of its own; None: none."
 
-    def about(self, sampling, relation=None, note="", premises=None, **others) -> dict:
+    def about(self, sampling, relation=None, note="", premises=None, unit="", scope=""):
         "What is said of every release, after a caller's note and premises."
         shared = self.summed and sampling != "none"
         sizes = ("shares",) if shared and sampling == "poisson" else ()

@@ -198,8 +198,7 @@ def guarantee_from_rdp(
     if eps > 0 and order in (np.min(orders), np.max(orders)):
         note += ", at the edge of the orders given: a wider grid may prove less"
     fields = {"accountant": f"rdp-{conversion}", **fields}
-    fields["note"] = "; ".join(text for text in (fields.get("note"), note) if text)
-    return Guarantee(eps, delta, **fields)
+    return Guarantee(eps, delta, **fields).noting(note)
 
 # %% ../../nbs/foundations/accounting.ipynb #436b9220
 def gaussian_delta(sigma: float, eps: float, rounds: int = 1) -> float:

@@ -342,9 +342,7 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     check_number("alarm", alarm, ALARM)
     eps, delta = (np.atleast_1d(np.asarray(x, float)) for x in claims)
     if eps.shape != delta.shape:
-        raise ValueError(
-            f"claims hold {eps.size} eps and {delta.size} delta: pass pairs"
-        )
+        raise ValueError(f"claims hold {eps.size} eps, {delta.size} delta: pass pairs")
     worlds = _check_scores(present), _check_scores(absent)
     (here, here_left), (there, there_left) = (_split(world, 4) for world in worlds)
     trials = min(len(x) for world in worlds for x in world.values())
@@ -516,9 +514,7 @@ class Case:
         given = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
         return f"{m.name}({given})"
 
-    def run(
-        self, trials: int, delta: float, alarm: float = 1e-6, seed: int = 0
-    ) -> tuple:
+    def run(self, trials: int, delta: float, alarm=1e-6, seed: int = 0) -> tuple:
         """The claim at delta, a bound on the true epsilon, and the whole claim judged.
 
         trials: trials with the client and without it, >= 100 each.
@@ -580,10 +576,8 @@ def row(case, claimed, found, judged, wrong):
         lie = detectable_noise_factor(
             case.mechanism, case.relation, found.trials, judged.alarm, **case.arguments
         )
-    played = " ".join(
-        str(v) if name == "path" else f"{name}={v}"
-        for name, v in case.arguments.items()
-    )
+    given = case.arguments.items()
+    played = " ".join(str(v) if k == "path" else f"{k}={v}" for k, v in given)
     return (
         case.relation,
         played or "-",

@@ -11,12 +11,9 @@ import math
 import numpy as np
 from scipy.optimize import brentq
 
-from .pairs import Listed
+from .pairs import UNIT, Listed
 
 # %% ../../nbs/foundations/composition.ipynb #44ac2b79
-UNIT = 2.0**-53  # rounding of a float64
-
-
 def _slack(pair, log_tail, more=0.0):
     "More than the error of a mass, as a part of its tail."
     size = np.where(np.isneginf(log_tail), 0, np.abs(log_tail))
@@ -71,10 +68,8 @@ def _inwards(p, q, w, point, least):
 
 def _cells_of(pair, y):
     "Which points of y are used, and the ends of their cells."
-    size, near = len(y), np.flatnonzero(y >= 0)[:1]
-    near = np.arange(
-        max(*near, INNER) - INNER, min(size - 1, max(near) + INNER), 1 / 64
-    )
+    size, near = len(y), min(int(np.searchsorted(y, 0)), len(y) - 1)
+    near = np.arange(max(near, INNER) - INNER, min(size - 1, near + INNER), 1 / 64)
     z = np.union1d(np.arange(4 * size - 3) / 4, near)
     at, point = np.interp(z, np.arange(size), y), np.searchsorted(z, np.arange(size))
     above, null_above, below, null_below = (np.exp(t) for t in pair.tails(at))

@@ -22,7 +22,7 @@ from .composition import both_ends
 from .fixed_size_accountant import fixed_size_rdp
 from .guarantee import EVERY, NORMAL, TRUSTS, Guarantee
 from .hypothesis_tests import check_pmfs
-from .pairs import SWAPS, Listed, gaussian_pairs
+from .pairs import SWAPS, Listed, either_way, gaussian_pairs
 
 # %% ../../nbs/foundations/losses.ipynb #6b379e0a
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Losses:
     """Privacy losses of one release, and the unit that it protects. [Zhu, Dong & Wang 2022, Def. 7]
 
     name: how errors and notes call it.
-    pairs: dominating pairs: one a direction, or one for both; (): none.
+    pairs: dominating pairs: one a direction, one for both, or a third for both; (): none.
     renyi: orders -> divergence of one release, nats; None: none.
     unit: as in `Guarantee`.
     relation: which inputs are neighbours.
     sampling: who takes part.
     trust: what the adversary sees.
-    q: chance to take part, in (0, 1].
+    q: chance to take part, in (0, 1]; with replacement draws / n_clients.
     note: anything else a reader must know.
     premises: as in `Guarantee`.
     """
@@ -77,7 +77,7 @@ def gaussian_losses(
 
     sigma: noise std of the sum / clip, in [1e-2, 1e12]; a tuple: of several sums that are
         released over one and the same draw of the cohort.
-    q: chance to take part, in (0, 1]; 1 without sampling.
+    q: chance to take part, in (0, 1]; with replacement draws / n_clients; else 1.
     relation: a name in EVERY; but add-remove only if trust is central.
     sampling: a name in SAMPLINGS.
     draws: seats of a cohort drawn with replacement, >= 1.
@@ -125,9 +125,8 @@ def gaussian_losses(
 
     proved = hidden and (sampling, far) != ("poisson", 2.0) and draws is None
     proved = proved and (group == 1 or sampling == "none")
-    names = dict(name="gaussian", relation=relation, sampling=sampling, q=q)
-    if group > 1:
-        names["note"] = f"holds for any {group} clients together"
+    note = f"holds for any {group} clients together" * (group > 1)
+    names = dict(name="gaussian", relation=relation, sampling=sampling, q=q, note=note)
     curve = renyi if proved else None
     return Losses(pairs=pairs, renyi=curve, trust=trust, **names | about)
 
@@ -142,9 +141,11 @@ def listed_losses(p, q, **about) -> Losses:
     """
     p, q = np.maximum(check_pmfs(p, q, 1e-9), 0)
     p, q = (law[(p > 0) | (q > 0)] for law in (p, q))
-    pairs = Listed(p, q), Listed(q, p)
+    pairs, about = (Listed(p, q), Listed(q, p)), dict(relation="local") | about
     if len(p) == 2 and p[0] == q[1]:
         pairs = pairs[:1]
+    mixed = about["relation"] in SWAPS and sorted(zip(p, q)) != sorted(zip(q, p))
+    seen = (*pairs, either_way(pairs)) if mixed else pairs
 
     def renyi(orders):
         orders, curves = np.asarray(orders, float), []
@@ -155,8 +156,7 @@ def listed_losses(p, q, **about) -> Losses:
             curves.append(np.logaddexp.reduce(terms, -1) / (orders - 1))
         return np.maximum(np.maximum.reduce(curves), 0)
 
-    local = dict(name="listed", relation="local", trust="local")
-    return Losses(pairs=pairs, renyi=renyi, **local | about)
+    return Losses(pairs=seen, renyi=renyi, **dict(name="listed", trust="local") | about)
 
 
 def pure_losses(eps: float, symbols: int = 2, **about) -> Losses:
@@ -229,17 +229,18 @@ def _about(releases):
     sampled = [r.q for r, _ in releases if r.sampling != "none"]
     parts = ", ".join(f"{rounds:,} x {r.name}" for r, rounds in releases[:6])
     notes = [parts + ", ..." * (len(releases) > 6), *(r.note for r, _ in releases)]
-    notes += ["each release draws its cohort anew"] * (
-        bool(sampled) and len(releases) > 1
-    )
-    order = list(TRUSTS)
+    notes += ["each release draws its cohort anew" * bool(sampled and releases[1:])]
+    order, premises = list(TRUSTS), {}
+    for release, _ in releases:
+        for name, text in release.premises.items():
+            premises.setdefault(name, {})[text] = True
     _one_of(releases, "trust", ("shuffler", "secagg"))  # neither makes the other
     return dict(
         unit=_one_of(releases, "unit"),
         relation=_one_of(releases, "relation"),
         sampling=_one_of(releases, "sampling", ("poisson", "fixed", "replacement")),
         trust=max((r.trust for r, _ in releases), key=order.index),
-        premises={k: v for r, _ in releases for k, v in r.premises.items()},
+        premises={name: "; ".join(texts) for name, texts in premises.items()},
         rounds=sum(rounds for _, rounds in releases),
         q=sampled[0] if len(set(sampled)) == 1 else None if sampled else 1.0,
         note="; ".join(dict.fromkeys(filter(None, notes))),
@@ -254,7 +255,8 @@ def _pld_ends(releases, delta):
     sides = max(map(len, counts))
     parts = [[(p[i % len(p)], n) for p, n in counts.items()] for i in range(sides)]
     ends = [both_ends(each, delta) for each in parts]
-    return tuple(max(side[i] for side in ends) for i in (0, 1))
+    # a third pair is above messages of either direction, and no run's own
+    return max(low for low, _ in ends[:2]), max(high for _, high in ends)
 
 
 def _by_renyi(releases, delta, about, why):

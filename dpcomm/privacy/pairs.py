@@ -185,7 +185,7 @@ class _Swap(Pair):
 
 # %% ../../nbs/foundations/pairs.ipynb #zer00001
 POINTS = 500  # of a standard deviation of the loss
-ZEROED = 1e-3, 10.0  # clips over the std at which this pair is built
+RAREST = 1e-8  # chance to take part below which the pair of a swap is more exact
 REVEALED = -300.0  # log of a delta beyond which a loss is counted as infinite
 UNIT = 2.0**-53  # rounding of a float64
 RAISED = 1e-11  # part by which slopes are raised; 40,000 units are less than half of it
@@ -277,6 +277,17 @@ def log_tails(p, q):
         return *above, *(np.log(np.append(0, x.cumsum())) for x in (p, q))
 
 
+def either_way(pairs):
+    "One pair for two listed ones, of which every message may be either."
+    loss = np.abs(pairs[0].loss)
+    y = np.unique(np.append(loss[np.isfinite(loss)], 0.0))
+    growth, curves = np.exp(y), [np.full(len(y), 1e-120)]  # where nothing is left
+    for pair in pairs:
+        p, q, *_ = map(np.exp, pair.tails(y))
+        curves.append(p - growth * q + pair.units * UNIT * (p + growth * q))
+    return symmetric_pair(y, np.log(np.maximum.reduce(curves)))
+
+
 class Listed(Stepped):
     "Two distributions over a list of outcomes, (n,): the client's, the neighbour's."
 
@@ -332,7 +343,8 @@ def gaussian_pairs(
         return (Seen((None, *pairs), tuple(often), rest),)
     if swap and not fixed:
         return (_Swap(mu, q),)
-    if sampling == "fixed" and relation == "zero-out" and ZEROED[0] <= mu <= ZEROED[1]:
+    least = 1e-4 if q >= 0.01 else 1e-3 if q >= RAREST else math.inf
+    if sampling == "fixed" and relation == "zero-out" and least <= mu <= 10:
         pair = _zeroed(mu, q)
         return pair, _Swapped(pair)
     if sampling != "replacement":

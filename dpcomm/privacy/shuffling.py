@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import check_between, check_number
-from .composition import UNIT
 from .losses import Losses
-from .pairs import Listed, Seen, Stepped, log_tails
+from .pairs import UNIT, Listed, Seen, Stepped, log_tails
 
 # %% ../../nbs/foundations/shuffling.ipynb #5f000013
 LISTED = 100  # messages up to which every outcome is listed

@@ -25,9 +25,8 @@ def _theta_parts(v, n):
     end = math.pi * math.sqrt(n * v)
     t = np.linspace(0, end, 1 + max(2000, int(4 * end)))
     c, log_one = t / (2 * end), 0.0
-    rho = sum(
-        np.exp(-2 * math.pi**2 * v * (j * j - 2 * j * c)) for j in range(-6, 7) if j
-    )
+    rate = -2 * math.pi**2 * v
+    rho = sum(np.exp(rate * (j * j - 2 * j * c)) for j in range(-6, 7) if j)
     log_one = n * np.log1p(rho)
     weight = np.exp(log_one - t * t / 2) * -np.expm1(-log_one)
     weight[[0, -1]] /= 2

@@ -259,3 +259,15 @@ def test_an_eps_below_all_but_none_names_the_least_there_is():
     assert where.guarantee(made).eps <= 1.01 * least
     with pytest.raises(ValueError, match="lower start, or leave it out"):
         where.calibrate("gaussian", 4.0, start=1e99)
+
+
+def test_who_leaves_a_cohort_of_fixed_size_makes_room_for_another():
+    "Two clips apart, so a message a client at one clip is no account of it."
+    gaussian = mechanism("gaussian", clip_norm=1.0, sigma=2.0)
+    drawn = dict(sampling="fixed", relation="add-remove")
+    for cohort, rounds in ((99, 1), (50, 20), (100, 2)):
+        s, who = Deployment(100, cohort, rounds, 1e-5, **drawn), (rounds, 1e-5)
+        own = gaussian.guarantee(*who, n_clients=100, cohort=cohort, **drawn)
+        assert s.guarantee(gaussian).eps == own.eps
+    with pytest.raises(ValueError, match="no such .* use zero-out or replace$"):
+        replace(s, cohort=50, rounds=30, visits=20).guarantee(gaussian)

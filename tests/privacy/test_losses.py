@@ -204,7 +204,8 @@ def test_what_a_window_leaves_outside_is_charged(part):
 
 def test_what_is_revealed_counts_in_full():
     p, q = [0.6, 0.399, 1e-3, 0], [0.4, 0.599, 0, 1e-3]
-    sure, laws = losses.listed_losses(p, q), multinomial_laws(p, q, 10)
+    laws = multinomial_laws(p, q, 10)
+    sure = losses.listed_losses(p, q, relation="zero-out")
     exact = brentq(lambda eps: profile_of_pmfs(*laws, eps) - 0.02, 0, 5)
     low, high = ends([(sure, 10)], 0.02)
     assert low <= exact <= high and high - low < 1e-3
@@ -665,3 +666,41 @@ def test_more_rounds_than_rounding_allows_are_not_composed(monkeypatch):
     many = dpcomm.Deployment(5_000, 50, 2**53, 1e-6)
     made = many.calibrate("gaussian", eps=1.0)
     assert 0.99 <= many.guarantee(made).eps <= 1
+
+
+@tabled("seed", range(12))
+def test_a_listed_message_may_be_read_either_way_where_inputs_are_swapped(seed):
+    "Against the worst of all ways that three messages go, by enumeration."
+    rng = seed_tree(seed, "either way")
+    p, q = rng.dirichlet(np.full(int(rng.integers(2, 6)), 0.7), 2)
+    delta, exact = 10 ** -rng.uniform(0.5, 5), 0.0
+    for ways in product(((p, q), (q, p)), repeat=3):
+        here, there = (reduce(np.multiply.outer, laws).ravel() for laws in zip(*ways))
+
+        def above(eps):
+            return np.maximum(here - math.exp(eps) * there, 0).sum() - delta
+
+        exact = max(exact, brentq(above, 0, 300) if above(0) > 0 else 0)
+    found = compose([(losses.listed_losses(p, q), 3)], delta)
+    assert found.low - 1e-9 <= exact <= found.eps + 1e-9
+    one_way = compose([(losses.listed_losses(p, q, relation="zero-out"), 3)], delta)
+    assert one_way.eps <= found.eps + 1e-6
+
+
+def test_losses_that_are_all_negative_but_one_that_reveals_are_composed():
+    p, q = [0.05, 0.5, 0.45], [0, 0.52, 0.48]
+    found = compose([(losses.listed_losses(p, q, relation="zero-out"), 2)], 0.2)
+    assert 0 <= found.low <= found.eps < 0.1
+
+
+def test_a_list_keeps_every_premise():
+    made = [losses.pure_losses(1.0, premises={"proof": text}) for text in "ab"]
+    assert (
+        compose([(one, 2) for one in made], 1e-5).guarantee.premises["proof"] == "a; b"
+    )
+
+
+def test_a_silenced_client_costs_no_more_where_the_noise_is_larger():
+    eps = [fixed_size_epsilon(s, 0.1, 10**4, 1e-6, "zero-out").eps for s in (999, 1001)]
+    assert eps[1] < eps[0]
+    assert fixed_size_epsilon(20.0, 2.0**-53, 10, 1e-18, "zero-out").eps < 0.01
