@@ -267,6 +267,8 @@ def _rows(held):
 def _sides(held):
     "Inputs and targets, as a loop would unpack them."
     pair = isinstance(held, (tuple, list)) and len(held) == 2
+    if pair and isinstance(held, list):  # or two examples
+        pair = not all(type(e) is tuple and hasattr(e[0], "ndim") for e in held)
     parts = held if pair or isinstance(held, Mapping) else _rows(held)
     if isinstance(parts, Mapping):
         named = [name for name in TARGETS if name in parts]
@@ -355,9 +357,7 @@ class Federation:
         x_test, y_test = _pair(test, "test")
         ends = np.cumsum([len(y) for _, y in pairs])
         if not len(ends) or not ends[-1]:
-            raise ValueError(
-                "clients have no examples: pass one pair (x, y) per client"
-            )
+            raise ValueError("clients have no examples: pass a pair (x, y) of each")
         for k, (what, like) in enumerate((("inputs", x_test), ("targets", y_test))):
             for i, pair in enumerate(pairs):
                 if len(pair[k]) and _form(pair[k]) != _form(like):

@@ -22,7 +22,7 @@ from .state import Run, Task
 class Callback:
     """Base of callbacks: override the calls that you need.
 
-    run: so far; run.round rounds are done.
+    run: so far; run.round rounds are done; change run.w in place only.
     task: what is trained, on the device of the run.
     """
 
@@ -36,14 +36,14 @@ class Callback:
         "Called after an evaluation, run.history[-1]; returns True to end the run early."
 
     def after_round(self, run: Run, task: Task, loss: float) -> bool | None:
-        "Called after a round, with the clients' training loss; True ends the run early."
+        "After a round, with the training loss, which no guarantee covers; True ends the run."
 
     def close(self, run: Run, task: Task) -> None:
         "Called once, when the run ends, is stopped or fails."
 
 # %% ../../nbs/training/callbacks.ipynb #e58fe08e
 def brief(entry: dict) -> dict:  # name -> text: the first score, eps, MiB
-    name, first = next((k, v) for k, v in entry.items() if k != "round")
+    name, first = next(i for i in entry.items() if i[0] != "round" and i[1] is not None)
     texts = {name: f"{first:.4g}" if name == "loss" else f"{first:.1f}%"}
     if entry["eps"] is not None:
         texts["eps"] = f"{entry['eps']:.2f}"

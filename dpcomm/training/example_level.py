@@ -8,13 +8,12 @@ __all__ = ['release', 'visits', 'guarantee', 'simulate']
 # %% ../../nbs/training/example_level.ipynb #58aac545
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.special import expit, ndtr
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from ..core.checks import check_choice
-from ..core.random import bernoulli, normal
+from ..core.random import bernoulli, drawing, normal
 from ..core.vectors import unpack
 from ..mechanisms import imvu
 from ..mechanisms.gaussian import Gaussian
@@ -23,35 +22,36 @@ from ..mechanisms.signsgd import SignSgd
 from ..privacy.guarantee import Guarantee
 from . import federated
 from .federated import Run, Task
-from .local_sgd import cause_of_nan
+from .local_sgd import cause_of_nan, cross_entropy
 
 # %% ../../nbs/training/example_level.ipynb #06fea8b2
-def example_gradients(model: nn.Sequential, w: Tensor, x: Tensor, y: Tensor) -> tuple:
+def example_gradients(model: nn.Module, w, x, y, loss=cross_entropy) -> tuple:
     "Gradients (n, d) and losses (n,) of every image. [Abadi et al. 2016, Alg. 1]"
     parts = unpack(model, w)
 
     def loss_of(params, image, label):
         scores = functional_call(model, params, (image[None],))
-        return F.cross_entropy(scores, label[None])
+        return loss(scores, label[None])
 
-    grads, losses = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(parts, x, y)
+    each = vmap(grad_and_value(loss_of), (None, 0, 0), randomness="different")
+    grads, losses = each(parts, x, y)
     return torch.cat([g.flatten(1) for g in grads.values()], 1), losses
 
 # %% ../../nbs/training/example_level.ipynb #311cf89e
 CHUNK = 64  # images whose gradients exist at one time
 
 
-def clipped_sum(model, w: Tensor, x: Tensor, y: Tensor, clip: float) -> tuple:
+def clipped_sum(model, w: Tensor, x, y, clip: float, loss=cross_entropy) -> tuple:
     "Clip every image's gradient to norm C and add them up. [Abadi et al. 2016, Alg. 1]"
-    total, loss = torch.zeros_like(w), 0.0
+    total, of_all = torch.zeros_like(w), 0.0
     if not len(y):
-        return total, loss
+        return total, of_all
     for images, labels in zip(x.split(CHUNK), y.split(CHUNK)):
-        g, losses = example_gradients(model, w, images, labels)
+        g, losses = example_gradients(model, w, images, labels, loss)
         norm = torch.linalg.vector_norm(g, dim=1).clamp_min(torch.finfo(g.dtype).tiny)
         total += (clip / norm).clamp_max(1.0) @ g
-        loss += float(losses.sum())
-    return total, loss / len(y)
+        of_all += float(losses.sum())
+    return total, of_all / len(y)
 
 # %% ../../nbs/training/example_level.ipynb #e0rel02
 def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
@@ -140,7 +140,9 @@ def one_round(run: Run, optimiser, task: Task, pool=None) -> float:
     for client, part in zip(cohort.tolist(), parts):
         rows = torch.from_numpy(part)
         x, y = images.x[rows], images.y[rows]
-        total, loss = clipped_sum(task.model, w, x, y, mechanism.clip_norm)
+        with drawing(int(task.stream(t, "client", client, "batches").integers(2**63))):
+            how = mechanism.clip_norm, task.loss
+            total, loss = clipped_sum(task.model, w, x, y, *how)
         if not torch.isfinite(total).all():
             rates = "server_lr, or raise the noise multiplier"
             cause = cause_of_nan(images, part, client, rates)
@@ -159,9 +161,9 @@ def one_round(run: Run, optimiser, task: Task, pool=None) -> float:
 def simulate(task: Task, **options) -> Run:
     """Federated training with sample-level local privacy. [imvu Sec. 4.2]
 
-    task: with a mechanism that `release` takes; one full-batch step a client.
-    options: checkpoint, resume, max_seconds, save_every and progress, as in
-    `federated`.
+    task: with a mechanism that `release` takes; one full-batch step a client, whatever
+        its config says of epochs, steps and batch; its loss goes through vmap.
+    options: checkpoint, resume, max_seconds, save_every, progress, as in `federated`.
     Returns: finished, or stopped by max_seconds.
     """
     check_mechanism(task.mechanism)

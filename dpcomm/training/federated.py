@@ -85,7 +85,7 @@ def _mismatches(promise, config, n_clients, rounds, mechanism, unit, visits):
     elif promise.sampling != drawn:
         why = f"its sampling is {shown(promise.sampling)}, the run's is {shown(drawn)}"
         yield "sampling", why
-    elif drawn != "poisson" and visits is not None and visits < config.rounds * twice:
+    elif drawn != "poisson" and visits is not None and visits < rounds * twice:
         why = "clients that have used up their visits are left out"
         yield "sampling", f"{why}, so a draw depends on earlier ones"
     if promise.relation in NULL:
@@ -218,21 +218,19 @@ def _ready(task, t, metrics, device, advance):
     model, federation, config = task.model, task.federation, task.config
 
     def owner(i):
-        parts = enumerate(federation.parts)
-        holders = (f"client {k}" for k, part in parts if i in part)
+        holders = (f"client {k}" for k, p in enumerate(federation.parts) if i in p)
         return next(holders, f"example {i}, which no client has,")
 
     if metrics is None and not len(federation.data.y_test):
-        why = "the test set is empty, and an evaluation needs one"
-        raise ValueError(f"{why}: pass test=, or metrics=")
-    data = all_data = federation.data
-    part = ()
-    for client in np.unique(task.cohort(t)):
+        raise ValueError("the test set is empty: pass test=, or metrics=")
+    all_data = federation.data
+    for client in (*(who := np.unique(task.cohort(t))), *range(task.n_clients)):
         data, (part,) = federation.visit([client])
         if not len(part):
             continue
         try:
             classes = check_fit(model, data, part, client, task.loss)
+            classes = 2 if config.balance else classes
             check_labels(classes, all_data.y, owner)
             if metrics is None:
                 check_labels(classes, all_data.y_test, lambda i: "the test set")
@@ -241,6 +239,8 @@ def _ready(task, t, metrics, device, advance):
             if here or "cuda" not in str(error).lower():
                 raise
         break
+    data, parts = federation.visit(np.union1d(who[:: len(who) // 8 + 1], client))
+    part = np.concatenate(parts)
     federation, loss = federation.to(device), loss_on(task.loss, device)
     model = copy.deepcopy(model).to(device)
     if advance is one_round:
@@ -266,10 +266,7 @@ def _last_round(promised, rounds, most):
         return rounds
     check_number("max_epsilon", most, "(0, inf)")
     if promised is None:
-        raise ValueError(
-            "max_epsilon needs a guarantee to check: pass deployment or guarantee as"
-            " well"
-        )
+        raise ValueError("max_epsilon needs a guarantee: pass deployment or guarantee")
     last = bisect_right(range(1, rounds + 1), most, key=lambda t: promised(t).eps)
     if not last:
         raise ValueError(
@@ -489,7 +486,7 @@ def simulate(
         task, guarantee, whom = deployed(task, deployment, guarantee, unit, counts)
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
-    extra, marks = {}, {}
+    extra, marks = {}, dict(delta=deployment and deployment.delta)
     if weights is not None:
         extra["share"] = shares(weights, task.n_clients)
         marks["share"] = hashlib.sha256(extra["share"].tobytes()).hexdigest()
@@ -498,8 +495,8 @@ def simulate(
         extra["adaptive"], marks["adaptive"] = adaptive, repr(adaptive)
     if extra and advance is not one_round:
         raise ValueError(
-            f"{' and '.join(extra)} work only with federated.one_round, and advance is"
-            f" {getattr(advance, '__name__', advance)!s:.40}: leave them out"
+            "weights and adaptive work only with federated.one_round, and advance is"
+            f" {getattr(advance, '__module__', advance)!s:.40}'s: leave them out"
         )
     notes = [_fewer_steps(task)]
     if (eps or deployment) and not getattr(task.mechanism, "relations", True):
@@ -592,9 +589,9 @@ def train(
             raise TypeError("test is None; a run needs a test set: pass test=(x, y)")
         clients = Federation.of(clients, test)
     elif test is not None:
-        raise TypeError(
-            "test is given together with a Federation, which has its own test set: leave it out"
-        )
+        raise TypeError("test is given, and a Federation has its own: leave it out")
     given = {name: settings.pop(name) for name in config & settings.keys()}
+    for name in where.keys() & given.keys():
+        check_choice(f"{name} beside a deployment", given[name], [where[name]])
     task = Task(model, clients, mechanism, Config(**where | given), seed, loss)
     return simulate(task, deployment=deployment, **{"train_loss": False} | settings)

@@ -238,9 +238,7 @@ def unsupported_layer(model: nn.Module, data=None) -> str:  # '': nothing
         return "some of its weights are frozen or have half precision"
     single = data is None or isinstance(data.x, Tensor)
     if not single or data and not (data.x.is_floating_point() and data.y.ndim == 1):
-        return (
-            "it takes several inputs, or integers, or its labels are not single numbers"
-        )
+        return "it takes several inputs or integers, or labels are not single numbers"
     return ""
 
 # %% ../../nbs/training/fused.ipynb #7ff5ddf1
@@ -250,8 +248,8 @@ def sgd_step(model, params: dict, x, y, weights, step: Step) -> Tensor:
     `params`: id of a parameter of the model -> (n, ...), updated in place; `x`: images
     or vectors (n, batch, ...); `weights` of the images in their client's mean.
     """
-    layers, ways = _after_images(model), []
-    h = fold(x) if isinstance(layers[0], nn.Conv2d) else x.flatten(2)
+    layers = model[1:] if isinstance(model[0], nn.Flatten) else model
+    h, ways = fold(x) if isinstance(layers[0], nn.Conv2d) else x.flatten(2), []
     for layer in layers:
         own = [params[id(p)] for p in layer.parameters(recurse=False)]
         h, back = _written(layer)(layer, len(y), h, *own)
@@ -262,10 +260,6 @@ def sgd_step(model, params: dict, x, y, weights, step: Step) -> Tensor:
     for i in reversed(range(first, len(ways))):
         g = ways[i](g, step, i == first)
     return loss
-
-
-def _after_images(model):
-    return model[1:] if isinstance(model[0], nn.Flatten) else model
 
 # %% ../../nbs/training/fused.ipynb #2f79804c
 def _copies(p, n):
@@ -285,7 +279,7 @@ def _narrow(tensors, columns):
 
 def _used(model, x, y, plan):
     "What a plan uses: images, and the columns of a first linear layer if few; None: all."
-    first = _after_images(model)[0]
+    first = model[1] if isinstance(model[0], nn.Flatten) else model[0]
     if not isinstance(first, nn.Linear) or not (plan >= 0).any():
         return x, y, plan, None
     used = plan[plan >= 0].unique()

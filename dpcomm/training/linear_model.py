@@ -24,7 +24,7 @@ class Settings:
     """Settings of the training of a linear model.
 
     epochs: passes over the data, one release of every example each.
-    lr: step on the mean of the messages, each in units of its gradient.
+    lr: step on the sum of the messages over `batch`, in units of the gradients.
     momentum: of the server, in [0, 1).
     batch: messages a step.
     noise_seed: of the noise; None: the training's own seed.

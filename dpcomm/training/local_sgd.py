@@ -83,7 +83,7 @@ def told(error):
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.150}"
 
 
-class _Holder(nn.Module):
+class Holder(nn.Module):
     "Applies a function to a module's outputs while the module has the weights it was given."
 
     def __init__(self, module):
@@ -118,7 +118,7 @@ def as_function(model: nn.Module, w: Tensor, training: bool):
     module = module if low else module.to(w.dtype)
     reads = next(iter(kinds.values())) if len(low) == len(kinds) else w.dtype
     before = {name: (id(b), b._version) for name, b in module.named_buffers()}
-    holder = _Holder(module)
+    holder = Holder(module)
 
     def call(params, x, then=lambda outputs: outputs):
         params = {
@@ -128,9 +128,7 @@ def as_function(model: nn.Module, w: Tensor, training: bool):
         def finish(out):
             return then(out.float() if getattr(out, "dtype", None) in HALF else out)
 
-        x = tree_map(
-            lambda side: side.to(reads) if side.is_floating_point() else side, x
-        )
+        x = tree_map(lambda s: s.to(reads) if s.is_floating_point() else s, x)
         result = functional_call(holder, params, (x, finish))
         for name, b in module.named_buffers() if training else ():
             if before.get(name) != (id(b), b._version):
@@ -161,6 +159,7 @@ def cross_entropy(scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 # %% ../../nbs/training/local_sgd.ipynb #3b682e4f
 def may_draw(model):
     noisy = nn.modules.dropout._DropoutNd, nn.RReLU
+    noisy += nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
     for layer in model.modules():
         torchs = type(layer).__module__.startswith(("torch.nn.", "dpcomm."))
         rate = getattr(layer, "dropout", 0.0)
@@ -176,10 +175,10 @@ def _laid_out(p):
 
 
 def _check_one_tensor(outputs, kind):
-    if not isinstance(outputs, Tensor):
+    if getattr(outputs, "ndim", 0) < 2:
         raise Misfit(
-            f"{kind} returns a {type(outputs).__name__}; here it must return one"
-            " tensor: wrap the model, or pass your own loss and metrics"
+            f"{kind} must return one tensor here, (n, classes) or (n, 1): wrap the model,"
+            " or pass your own loss and metrics"
         )
 
 
@@ -187,14 +186,16 @@ def _check_one_tensor(outputs, kind):
 def predict(model: nn.Module, w: Tensor, x: Tensor):
     "Outputs of a weight vector, with dropout off: a tensor, or several in any nesting."
     call = as_function(model, w, training=False)
-    params = {name: _laid_out(p) for name, p in unpack(model, w).items()}
-    with drawing(0 if may_draw(model) else None, w.device):
-        outputs = [call(params, tree_map(_laid_out, part)) for part in x.split(500)]
+    strange = may_draw(model)  # a module of unknown make, which may ask for `view`
+    laid = torch.clone if strange else _laid_out
+    params = {name: laid(p) for name, p in unpack(model, w).items()}
+    with drawing(0 if strange else None, w.device):
+        outputs = [call(params, tree_map(laid, part)) for part in x.split(500)]
         if len(outputs) == 1:
             return outputs[0]
         leaves = tree_leaves(outputs[0])
-        if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
-            return call(params, tree_map(_laid_out, x))
+        if not all(isinstance(e, Tensor) and e.shape[:1] == (500,) for e in leaves):
+            return call(params, tree_map(laid, x))
     return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
 # %% ../../nbs/training/local_sgd.ipynb #97ca019c
@@ -246,7 +247,7 @@ def loss_on(loss, device):
     return copy.deepcopy(loss).to(device) if isinstance(loss, nn.Module) else loss
 
 
-def leaves(value: Tensor) -> set:
+def leaves(value) -> set:
     "Tensors from which a value was computed and to which its gradient goes."
     nodes = waiting = {value.grad_fn}
     while waiting:
@@ -267,7 +268,7 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int |
     params = {k: p.clone().requires_grad_() for k, p in unpack(model, w).items()}
     call, classes = as_function(model, w, training=True), None
 
-    def answer(rows):
+    def answer(rows, seed):
         inputs, targets = tree_map(lambda side: side[rows], (x, y))
 
         def try_loss(outputs):
@@ -289,14 +290,15 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int |
                 )
             return outputs, value
 
-        with drawing(0):
+        with drawing(seed):
             said = tree_leaves(call(params, inputs, try_loss))
         return [p.detach() for p in said if isinstance(p, Tensor)]
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")  # that is broadcast
         try:
-            first, _, again = map(answer, ([0, 1], [0, 0], [0, 1]))
+            seeds = 0, 0, int(not may_draw(model))  # then a loss may not draw either
+            first, _, again = map(answer, ([0, 1], [0, 0], [0, 1]), seeds)
         except Misfit:
             raise
         except Exception as error:
@@ -316,7 +318,8 @@ def check_fit(model: nn.Module, data, part, client: int = 0, loss=None) -> int |
     except AssertionError:
         raise Misfit(
             f"{kind} or its loss gives two answers to the same input: it keeps something"
-            " between calls, which messages do not include; reset it at the start of forward"
+            " between calls, which messages do not include (reset it at the start of"
+            " forward), or it is a loss that draws"
         ) from None
     return classes
 
@@ -464,7 +467,7 @@ def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
     Tried on examples of a client, by two clients who hold all of them and half of them,
     from weights that are not the module's own.
     """
-    some = torch.from_numpy(np.asarray(part, np.int64)[:8])
+    some = torch.from_numpy(np.asarray(part, np.int64)[:: -(-len(part) // 8)])
     x, y = (side[some].to(device) for side in (data.x, data.y))
     w, exact = pack(model).to(device), name in ("fused", "graphed")
     w, x = (w.double(), x.double()) if exact else (w, x)

@@ -193,10 +193,7 @@ def initialise(
     """
     check_choice("law", law, ("torch", "glorot"))
     if law == "glorot" and any(isinstance(layer, nn.LSTM) for layer in model.modules()):
-        raise ValueError(
-            "law is 'glorot', and Keras's initialisation of an LSTM is not"
-            " implemented; it must be 'torch': leave law out"
-        )
+        raise ValueError("law is 'glorot', which no LSTM has here: leave law out")
 
     def uniform(p, bound):
         drawn = rng.uniform(-bound, bound, tuple(p.shape)).astype(np.float32)

@@ -80,12 +80,12 @@ def _train(chunk, w, lr, mask):
         with drawing(chunk.seed, w.device):
             x, y = chunk.data.x, chunk.data.y
             trained, losses = chunk.trainer(w, x, y, plan, lr, mask)
+    except torch.OutOfMemoryError:
+        raise
     except (IndexError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "out of bounds" not in str(error):
-            raise
         raise ValueError(
-            f"an input or target of client {', '.join(map(str, chunk.who))} is outside"
-            f" the model's range ({told(error)}): correct it or drop the client"
+            f"examples of client {', '.join(map(str, chunk.who))} are not such as the"
+            f" model or its loss takes ({told(error)}): correct them or drop the client"
         ) from error
     good = (torch.isfinite(trained).all(1) & torch.isfinite(losses)).cpu().numpy()
     updates[who[good]] = trained[good]
@@ -158,16 +158,18 @@ class Sums:
 
     def __call__(self, updates, visits):
         "The sum, float64, of updates (n, d) of a slice of the visits; its count last."
-        moving = self.moving
+        moving, mechanism = self.moving, self.mechanism
         below = moving.below(updates) if moving else updates
         if self.share is not None:
-            share = torch.from_numpy(self.share[visits]).to(updates)
-            updates = self.mechanism.clip(updates) * share[:, None]
+            share = torch.from_numpy(self.share[visits]).to(updates)[:, None]
+            if mechanism.summed and moving is None:
+                return (mechanism.sketch(updates) * share).sum(0, dtype=torch.float64)
+            updates = mechanism.clip(updates) * share
         if moving is None:
             return self._sum(updates, visits)
         if moving.parts is None:
             return torch.cat([self._sum(updates, visits), below.sum()[None]])
-        return self._sum(in_rows(self.mechanism, updates, below, moving.parts), visits)
+        return self._sum(in_rows(mechanism, updates, below, moving.parts), visits)
 
     def _sum(self, updates, visits):
         mechanism, streams = self.mechanism, self.streams[visits]
@@ -195,9 +197,9 @@ def average(mechanism, total: Tensor, like: Tensor, n: int, cohort: float, rng):
 def shares(weights, n_clients: int) -> np.ndarray | None:
     """Clients' weights as shares of the largest.
 
-    weights: one a client, finite, >= 0, not all 0; public; None: all alike.
+    weights: one a client, finite, >= 0, not all 0; public, or None.
     n_clients: in the federation.
-    Returns: (n_clients,) float64, the largest is 1; None where all are alike.
+    Returns: (n_clients,) float64, the largest is 1; None where weights is.
     """
     if weights is None:
         return None

@@ -27,7 +27,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import computation, pack, unpack
 from dpcomm.datasets.images import Federation
 from dpcomm.mechanisms.contract import Mechanism
-from dpcomm.training.local_sgd import ENGINES, check_model, cross_entropy
+from dpcomm.training.local_sgd import ENGINES, Holder, check_model, cross_entropy
 
 # %% ../../nbs/training/state.ipynb #bb56867f
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def sample_cohort(
     rng: stream of this round's draw.
     Returns: client numbers, ascending; repeats only with replacement.
     """
+    check_choice("sampling", sampling, ("fixed", "replacement", "poisson"))
     if sampling != "replacement" and cohort > n_clients:
         raise ValueError(
             f"cohort is {cohort}, but there are only {n_clients} clients: "
@@ -237,10 +238,11 @@ def server_optimiser(w: Tensor, config: Config) -> torch.optim.Optimizer:
     config: its server fields.
     Returns: step() after setting w.grad = -average.
     """
+    lr = float(config.server_lr)
     if config.server == "adam":
-        return torch.optim.Adam([w], lr=config.server_lr, eps=config.adam_eps)
-    momentum = config.momentum if config.server == "momentum" else 0.0
-    return torch.optim.SGD([w], lr=config.server_lr, momentum=momentum)
+        return torch.optim.Adam([w], lr=lr, eps=float(config.adam_eps))
+    momentum = float(config.momentum) if config.server == "momentum" else 0.0
+    return torch.optim.SGD([w], lr=lr, momentum=momentum)
 
 # %% ../../nbs/training/state.ipynb #2d51fe65
 @dataclass
@@ -334,7 +336,9 @@ class Run:
 
     def __str__(self):
         state = "finished" if self.finished else "stopped"
-        last = {k: v for k, v in (self.history or [{}])[-1].items() if "bits" not in k}
+        last = {
+            k: v for k, v in (self.history or [{}])[-1].items() if "bits" not in str(k)
+        }
         scores = ", ".join(
             f"{k} {v:.4g}" for k, v in last.items() if k != "round" and v is not None
         )
@@ -398,17 +402,17 @@ def fingerprint(task, w, device, unit, content):
     for tensor in (*held, *task.model.buffers()):
         digest.update(tensor.detach().cpu().double().numpy().tobytes())
     config = {f"config.{k}": v for k, v in asdict(task.config).items() if k not in free}
+    config |= dict(seed=task.seed, visits=task.visits)
+    config = {k: getattr(v, "item", lambda v=v: v)() for k, v in config.items()}
     return config | {
-        "seed": task.seed,
         "data": task.federation.data.name,
         "partition": task.federation.partition_hash,
         "mechanism": repr(task.mechanism),
         "model": digest.hexdigest(),
         "computation": computation(task.model),
-        "loss": getattr(task.loss, "__qualname__", type(task.loss).__qualname__),
+        "loss": computation(Holder(task.loss)),
         "device": torch.device(device).type,
         "unit": unit,
-        "visits": task.visits,
         "content": task.federation.data.content_hash if content else None,
     }
 

@@ -586,7 +586,7 @@ class Pair(nn.Linear):
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_model_of_several_outputs_needs_a_loss_and_a_score(engine):
     work = replace(task("mlp", engine), model=Pair(20, 3))
-    with pytest.raises(ValueError, match="^Pair returns a tuple; .* loss and metrics"):
+    with pytest.raises(ValueError, match="^Pair must return one .* loss and metrics"):
         simulate(work, progress=False)
 
     def loss(out, y):

@@ -180,3 +180,17 @@ def test_runs_repeat_and_count_their_bits(mech):
     assert run.ledger.header_bits == 4 * 2 * mech.bits(7850).header
     assert [h["round"] for h in run.history] == [2, 4]
     assert all(np.isfinite(h["loss"]) for h in run.history)
+
+
+def test_a_task_s_own_loss_is_what_is_trained():
+    def squared(scores, y):
+        return F.mse_loss(scores, torch.eye(10)[y])
+
+    held, model = federation(), models.build("linear", seed_tree(0, "own loss"))
+    how = dict(clip_norm=1e3, sigma=1e-9, local=True, exact=False)
+    config = Config(rounds=1, cohort=4, lr=0.1, server="sgd", server_lr=1.0)
+    task = Task(model, held, contract.mechanism("gaussian", **how), config, 0, squared)
+    run = example_level.simulate(task, progress=False)
+    loss = squared(model(held.data.x), held.data.y)
+    slope = flatten(torch.autograd.grad(loss, [*model.parameters()]))
+    torch.testing.assert_close(run.w.detach(), pack(model) - 0.1 * slope)

@@ -99,11 +99,13 @@ def growing(out, y, seen=[]):
 
 
 SCALE, PENALISED = nn.Parameter(torch.ones(())), mlp()
-BARE, CUT, WARM, SUMMED = (
+ROW = nn.Sequential(*mlp(out=1), nn.Flatten(0))
+BARE, CUT, WARM, SUMMED, DRAWN = (
     lambda out, y: out.sum().item(),
     lambda out, y: out.detach().sum(),
     lambda out, y: SCALE * out.sum(),
     lambda out, y: out.sum() + PENALISED[0].weight.sum(),
+    lambda out, y: out.sum() * torch.rand(()),
 )
 TOKENS, NUMBERS = dict(name="lstm"), dict(targets="numbers")
 NUMBER = dict(targets="number")
@@ -131,6 +133,9 @@ MISFITS = {
     "a forward of before": (bound(), {}, {}, "Sequential or its loss reads a tensor"),
     "a memory": (Keeps(20, 3), {}, {}, "Keeps or its loss gives two answers to the"),
     "a loss's memory": (mlp(), {}, dict(loss=growing), "loss gives two answers to the"),
+    "a loss that draws": (mlp(), {}, dict(loss=DRAWN), "or it is a loss that draws"),
+    "a row of numbers": (ROW, NUMBER, {}, r"return one tensor here, \(n, classes\) or"),
+    "a third class": (mlp(), {}, dict(balance=True), "holds a label 2; .* 0 to 1"),
 }
 OFF, ON = (dict(track_running_stats=kept) for kept in (False, True))
 BATCH, INSTANCE = nn.BatchNorm1d, nn.InstanceNorm1d
@@ -309,5 +314,59 @@ def test_vmap_is_for_losses_that_are_means_of_examples(name):
 def test_a_bad_token_of_a_later_client_is_that_clients(engine):
     held = people("lstm")
     held.data.x[-1, 3] = 11
-    with pytest.raises(ValueError, match="client .*3 is outside the model's range"):
+    with pytest.raises(ValueError, match="examples of client .*3"):
         simulate(task(reader(), held, engine), progress=False)
+
+
+# ---- doors that a stranger's first lines come through
+
+
+class Viewed(nn.Module):
+    "PyTorch's own tutorial: what a convolution made is viewed as rows."
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(140, 3)
+
+    def forward(self, x):
+        return self.head(F.relu(self.conv(x)).view(-1, 140))
+
+
+def test_a_network_that_views_its_images_is_evaluated():
+    held = test_any_module.people("image", (5, 4, 3, 6))
+    run = simulate(task(Viewed(), held), progress=False)
+    with torch.no_grad():
+        right = (run.model()(held.data.x_test).argmax(1) == held.data.y_test).double()
+    assert run.history[-1]["accuracy"] == pytest.approx(100 * float(right.mean()))
+
+
+def test_an_output_without_an_axis_of_examples_is_not_joined():
+    class Aside(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), super().forward(x).square().mean().reshape(1)
+
+    net = Aside(4, 3)
+    assert local_sgd.predict(net, pack(net), torch.zeros(1500, 4))[1].shape == (1,)
+
+
+def test_nobody_in_the_first_cohort_excuses_nobody():
+    work = task(Listed(), sampling="poisson", cohort=1)
+    seed = next(s for s in range(99) if not len(replace(work, seed=s).cohort(0)))
+    with pytest.raises(ValueError, match="Listed or its loss reads a tensor"):
+        simulate(replace(work, seed=seed), progress=False)
+
+
+def test_a_fast_engine_is_tried_on_the_whole_cohort():
+    "A first client of one class would hide what weighs the classes."
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0]))
+    held = people()
+    held.data.y[:] = torch.arange(len(held.data.y)) % 3
+    held.data.y[torch.from_numpy(held.parts[1])] = 0
+    with pytest.raises(ValueError, match="its first step .* use engine='loop'"):
+        simulate(task(mlp(), held, "vmap", loss), progress=False)
+
+
+def test_two_examples_in_a_list_are_examples():
+    pair = [(torch.zeros(3), torch.ones(3)), (torch.full((3,), 2.0), torch.ones(3))]
+    held = Federation.of([pair, pair * 2], test=pair)
+    assert held.data.x.shape == (6, 3) and bool((held.data.y == 1).all())

@@ -226,3 +226,30 @@ def test_visits_that_cannot_fill_a_cohort_are_refused_before_the_first_round():
     with pytest.raises(ValueError, match="clients have visits left.* raise visits"):
         for seed in range(40):
             federated.deployed(replace(task, seed=seed), tight)
+
+
+def test_numbers_of_numpy_are_numbers_and_another_loss_is_another_run(tmp_path):
+    "A checkpoint of such a run is read again; one of another loss is not."
+    path, few = tmp_path / "run.pt", dict(lr=np.float64(0.1), server_lr=np.float64(0.1))
+
+    class Stop(Callback):
+        def after_round(self, run, task, loss):
+            return run.round == 2
+
+    whole = train(**few, seed=np.int64(3))
+    train(**few, seed=np.int64(3), checkpoint=path, callbacks=Stop())
+    resumed = dict(lr=0.1, server_lr=0.1, seed=3, checkpoint=path, resume=True)
+    with pytest.raises(ValueError, match="written with a different loss"):
+        train(**resumed, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    assert torch.equal(train(**resumed).w, whole.w)
+    with pytest.raises(ValueError, match="rounds beside a deployment is 1000"):
+        train(rounds=1000)
+
+
+def test_a_run_is_covered_up_to_each_of_its_evaluations():
+    "Of few rounds nobody's visits are used up yet."
+    where = Deployment(6, 3, 8, 1e-2, sampling="fixed", visits=6)
+    made = where.calibrate("gaussian", 5.0)
+    run = train(deployment=where, mechanism=made, eval_every=2)
+    spent = [entry["eps"] for entry in run.history]
+    assert run.finished and spent == sorted(spent) and spent[-1] <= 5.0
