@@ -193,9 +193,11 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 LIBRARY = "torch.", "builti"  # how the modules of classes begin that are no user's own
 
 
-def _source(value):
+def _text(value):
+    if isinstance(value, functools.partial):
+        value = value.func, value.args, sorted(value.keywords.items())
     if isinstance(value, (list, tuple)):
-        return [*map(_source, value)]
+        return [*map(_text, value)]
     if inspect.isfunction(value) and not value.__module__.startswith("torch."):
         try:
             return inspect.getsource(value)
@@ -219,12 +221,11 @@ def computation(model: torch.nn.Module) -> str:
         kinds = (k for k in type(layer).__mro__ if k.__module__[:6] not in LIBRARY)
         hooks = [getattr(layer, k) for k in HOOKS]
         hooks += [p._backward_hooks or {} for p in layer.parameters(recurse=False)]
-        said += [name, type(layer).__qualname__]
-        said += [_source([*hung.values()]) for hung in hooks]
+        said += [name, type(layer).__qualname__, *(_text([*h.values()]) for h in hooks)]
         for space in map(vars, (*kinds, layer)):
             for k, v in sorted(space.items()):
                 if inspect.isfunction(v) or k[0] != "_" and k != "training":
-                    said.append((k, _source(v)))
+                    said.append((k, _text(v)))
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 # %% ../../nbs/foundations/vectors.ipynb #13578c0c

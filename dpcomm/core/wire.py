@@ -219,7 +219,5 @@ def finite_floats(data: bytes) -> Tensor:
     """
     values = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     if not math.isfinite(values.sum(dtype=torch.float64)):
-        raise BadMessage(
-            "message contains nan or inf, which encode never produces: drop it"
-        )
+        raise BadMessage("message holds nan or inf, which encode never sends: drop it")
     return values

@@ -30,7 +30,7 @@ class Losses:
     """Privacy losses of one release, and the unit that it protects. [Zhu, Dong & Wang 2022, Def. 7]
 
     name: how errors and notes call it.
-    pairs: dominating pairs: one a direction, one for both, or a third for both; (): none.
+    pairs: dominating: one a direction, one for both, or both and one above; (): none.
     renyi: orders -> divergence of one release, nats; None: none.
     unit: as in `Guarantee`.
     relation: which inputs are neighbours.
@@ -141,6 +141,8 @@ def listed_losses(p, q, **about) -> Losses:
     """
     p, q = np.maximum(check_pmfs(p, q, 1e-9), 0)
     p, q = (law[(p > 0) | (q > 0)] for law in (p, q))
+    if not ((p > 0) & (q > 0)).any():
+        raise ValueError("p and q share no outcome: each tells its input; add noise")
     pairs, about = (Listed(p, q), Listed(q, p)), dict(relation="local") | about
     if len(p) == 2 and p[0] == q[1]:
         pairs = pairs[:1]
@@ -255,7 +257,7 @@ def _pld_ends(releases, delta):
     sides = max(map(len, counts))
     parts = [[(p[i % len(p)], n) for p, n in counts.items()] for i in range(sides)]
     ends = [both_ends(each, delta) for each in parts]
-    # a third pair is above messages of either direction, and no run's own
+    # a third pair lies above both directions: it proves, but nothing attains it
     return max(low for low, _ in ends[:2]), max(high for _, high in ends)
 
 

@@ -185,7 +185,6 @@ class _Swap(Pair):
 
 # %% ../../nbs/foundations/pairs.ipynb #zer00001
 POINTS = 500  # of a standard deviation of the loss
-RAREST = 1e-8  # chance to take part below which the pair of a swap is more exact
 REVEALED = -300.0  # log of a delta beyond which a loss is counted as infinite
 UNIT = 2.0**-53  # rounding of a float64
 RAISED = 1e-11  # part by which slopes are raised; 40,000 units are less than half of it
@@ -343,7 +342,7 @@ def gaussian_pairs(
         return (Seen((None, *pairs), tuple(often), rest),)
     if swap and not fixed:
         return (_Swap(mu, q),)
-    least = 1e-4 if q >= 0.01 else 1e-3 if q >= RAREST else math.inf
+    least = 1e-4 if q >= 0.01 else 1e-3 if q >= 1e-8 else math.inf  # else a swap's
     if sampling == "fixed" and relation == "zero-out" and least <= mu <= 10:
         pair = _zeroed(mu, q)
         return pair, _Swapped(pair)

@@ -24,8 +24,7 @@ def _theta_parts(v, n):
     "A and B of the sum of n discrete Gaussians of variance v, rounded up. [eq. parts]"
     end = math.pi * math.sqrt(n * v)
     t = np.linspace(0, end, 1 + max(2000, int(4 * end)))
-    c, log_one = t / (2 * end), 0.0
-    rate = -2 * math.pi**2 * v
+    c, rate = t / (2 * end), -2 * math.pi**2 * v
     rho = sum(np.exp(rate * (j * j - 2 * j * c)) for j in range(-6, 7) if j)
     log_one = n * np.log1p(rho)
     weight = np.exp(log_one - t * t / 2) * -np.expm1(-log_one)

@@ -591,7 +591,7 @@ def train(
     elif test is not None:
         raise TypeError("test is given, and a Federation has its own: leave it out")
     given = {name: settings.pop(name) for name in config & settings.keys()}
-    for name in where.keys() & given.keys():
+    for name in sorted(where.keys() & given.keys()):
         check_choice(f"{name} beside a deployment", given[name], [where[name]])
     task = Task(model, clients, mechanism, Config(**where | given), seed, loss)
     return simulate(task, deployment=deployment, **{"train_loss": False} | settings)

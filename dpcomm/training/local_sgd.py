@@ -219,13 +219,13 @@ def evaluate(model: nn.Module, w: Tensor, x: Tensor, y: Tensor) -> tuple:
 # %% ../../nbs/training/local_sgd.ipynb #01d26fa3
 def check_labels(classes: int | None, y: Tensor, whose) -> None:
     "Refuse a label that is no class; `whose` names the i-th one's owner."
-    if classes is None or y.ndim != 1 or y.is_floating_point():
+    if classes is None or y.ndim != 1 or classes > 2 and y.is_floating_point():
         return
     y = y.cpu()
-    if len(bad := ((y < 0) | (y >= classes)).nonzero()):
+    if len(bad := ((y < 0) | (y > classes - 1)).nonzero()):
         i = int(bad[0])
         raise Misfit(
-            f"{whose(i)} holds a label {int(y[i])}; the model's classes are 0 to"
+            f"{whose(i)} holds a label {float(y[i]):g}; the model's classes are 0 to"
             f" {classes - 1}: correct the label, drop its owner, or pass loss and metrics"
         )
 

@@ -336,9 +336,8 @@ class Run:
 
     def __str__(self):
         state = "finished" if self.finished else "stopped"
-        last = {
-            k: v for k, v in (self.history or [{}])[-1].items() if "bits" not in str(k)
-        }
+        last = (self.history or [{}])[-1].items()
+        last = {k: v for k, v in last if "bits" not in str(k)}
         scores = ", ".join(
             f"{k} {v:.4g}" for k, v in last.items() if k != "round" and v is not None
         )
@@ -404,13 +403,14 @@ def fingerprint(task, w, device, unit, content):
     config = {f"config.{k}": v for k, v in asdict(task.config).items() if k not in free}
     config |= dict(seed=task.seed, visits=task.visits)
     config = {k: getattr(v, "item", lambda v=v: v)() for k, v in config.items()}
+    loss = Holder(task.loss)
     return config | {
         "data": task.federation.data.name,
         "partition": task.federation.partition_hash,
         "mechanism": repr(task.mechanism),
         "model": digest.hexdigest(),
         "computation": computation(task.model),
-        "loss": computation(Holder(task.loss)),
+        "loss": repr((computation(loss), [b.tolist() for b in loss.buffers()])),
         "device": torch.device(device).type,
         "unit": unit,
         "content": task.federation.data.content_hash if content else None,

@@ -691,6 +691,8 @@ def test_losses_that_are_all_negative_but_one_that_reveals_are_composed():
     p, q = [0.05, 0.5, 0.45], [0, 0.52, 0.48]
     found = compose([(losses.listed_losses(p, q, relation="zero-out"), 2)], 0.2)
     assert 0 <= found.low <= found.eps < 0.1
+    with pytest.raises(ValueError, match="share no outcome: each"):
+        losses.listed_losses([0.5, 0.5, 0], [0, 0, 1])
 
 
 def test_a_list_keeps_every_premise():

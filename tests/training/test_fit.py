@@ -136,6 +136,12 @@ MISFITS = {
     "a loss that draws": (mlp(), {}, dict(loss=DRAWN), "or it is a loss that draws"),
     "a row of numbers": (ROW, NUMBER, {}, r"return one tensor here, \(n, classes\) or"),
     "a third class": (mlp(), {}, dict(balance=True), "holds a label 2; .* 0 to 1"),
+    "a number for a yes": (
+        mlp(out=1),
+        NUMBER,
+        {},
+        "holds a label -?[0-9.]+; .* 0 to 1",
+    ),
 }
 OFF, ON = (dict(track_running_stats=kept) for kept in (False, True))
 BATCH, INSTANCE = nn.BatchNorm1d, nn.InstanceNorm1d
@@ -314,7 +320,7 @@ def test_vmap_is_for_losses_that_are_means_of_examples(name):
 def test_a_bad_token_of_a_later_client_is_that_clients(engine):
     held = people("lstm")
     held.data.x[-1, 3] = 11
-    with pytest.raises(ValueError, match="examples of client .*3"):
+    with pytest.raises(ValueError, match="examples of client .*3 are .*range"):
         simulate(task(reader(), held, engine), progress=False)
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -239,17 +240,21 @@ def test_numbers_of_numpy_are_numbers_and_another_loss_is_another_run(tmp_path):
     whole = train(**few, seed=np.int64(3))
     train(**few, seed=np.int64(3), checkpoint=path, callbacks=Stop())
     resumed = dict(lr=0.1, server_lr=0.1, seed=3, checkpoint=path, resume=True)
-    with pytest.raises(ValueError, match="written with a different loss"):
-        train(**resumed, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    smooth = [partial(nn.functional.cross_entropy, label_smoothing=0.1)]
+    smooth += [nn.CrossEntropyLoss(torch.ones(3)), nn.CrossEntropyLoss()]
+    for loss in smooth:
+        with pytest.raises(ValueError, match="written with a different loss"):
+            train(**resumed, loss=loss)
     assert torch.equal(train(**resumed).w, whole.w)
     with pytest.raises(ValueError, match="rounds beside a deployment is 1000"):
         train(rounds=1000)
 
 
 def test_a_run_is_covered_up_to_each_of_its_evaluations():
-    "Of few rounds nobody's visits are used up yet."
-    where = Deployment(6, 3, 8, 1e-2, sampling="fixed", visits=6)
-    made = where.calibrate("gaussian", 5.0)
-    run = train(deployment=where, mechanism=made, eval_every=2)
-    spent = [entry["eps"] for entry in run.history]
-    assert run.finished and spent == sorted(spent) and spent[-1] <= 5.0
+    "Of few rounds nobody's visits are used up yet, and the draw hides who is there."
+    where = Deployment(102, 10, 100, 1e-3, sampling="fixed", visits=30)
+    made, people = mechanism("gaussian", clip_norm=1.0, sigma=5.0), parts()[1] * 17
+    run = train(clients=people, mechanism=made, deployment=where, max_epsilon=2.0)
+    first, last = run.history[0], where.after(run.round + 1).guarantee(made)
+    few = where.after(first["round"]).guarantee(made)
+    assert (few.sampling, few.eps) == ("fixed", first["eps"]) and last.eps > 2.0
