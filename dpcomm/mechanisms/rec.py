@@ -39,8 +39,7 @@ from dpcomm.privacy.rec_accountant import (
     pld_epsilon,
     rec_losses,
     theorem1_epsilon,
-    with_choice_paid,
-    with_seed_premise,
+    with_charges,
 )
 from ..privacy.rec_pairs import null_slot_pairs
 
@@ -309,8 +308,8 @@ class Rec(Mechanism):
             if kind == "exact":
                 account = functools.partial(exact_epsilon, c, run, conversion=version)
             chosen = slots / clients if alone else slots
-            made = with_choice_paid(account, delta, groups * chosen * K * 2.0**-51)
-            made = with_seed_premise(made, slots**2 / clients)
+            met = min(slots**2 / clients / 2**33, 1)
+            made = with_charges(account, delta, groups * chosen * K * 2.0**-51, met)
         rate = 1.0 if sampling == "none" else min(cohort / n_clients, 1.0)
         return replace(made, rounds=rounds, q=rate).among(n_clients)
 

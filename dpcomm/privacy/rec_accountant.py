@@ -294,32 +294,26 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
     return Losses(pairs=pairs, renyi=renyi, **how | about)
 
 # %% ../../nbs/dprec/accountant.ipynb #c0b1f9a5
-LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice
+LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside
 
 
-def with_choice_paid(account, delta, gap):
-    "What is proved of a choice whose law is within `gap` of the one accounted."
-    part = LEAST_PART
+def with_charges(account, delta, gap, met=0.0):
+    "What is proved of choices within `gap` of the exact one, and seeds that meet by chance."
+    told, left, part = [], delta, LEAST_PART
+    if met <= MOST_PART * delta:
+        left -= met
+    else:
+        what = "as if no client's seed repeated an earlier one, while that happens with a"
+        told.append(f"{what} probability of up to {met:.2g}")
     while part <= MOST_PART:
-        made = account(delta=(1 - part) * delta)
+        made = account(delta=(1 - part) * left)
         cost = (1 + math.exp(min(made.eps, 700))) * gap
-        if cost <= part * delta:
-            return replace(made, delta=delta)
-        part = 1.1 * cost / delta
-    costs = f"cost a delta of up to {cost:.2g} more"
-    if cost >= 1:
-        costs = "may cost any delta, since what is known of them grows with e^eps"
-    premise = f"as if the choice of a candidate were exact, while floats {costs}"
-    return replace(account(delta=delta), premises={"proof": premise})
-
-# %% ../../nbs/dprec/accountant.ipynb #c0b1f9a6
-MET = 0.02  # share of delta up to which repeated seeds are not a premise
-
-
-def with_seed_premise(made, pairs):
-    "What is proved where a client's seed may repeat an earlier one of the run."
-    if (met := min(pairs / 2**33, 1)) <= MET * made.delta:
-        return made
-    text = "as if no client's seed repeated an earlier one, while that happens with a"
-    proofs = made.premises.get("proof"), f"{text} probability of up to {met:.2g}"
-    return replace(made, premises={"proof": "; ".join(filter(None, proofs))})
+        if cost <= part * left:
+            break
+        part = 1.1 * cost / left
+    else:
+        made, costs = account(delta=left), f"cost a delta of up to {cost:.2g} more"
+        if cost >= 1:
+            costs = "may cost any delta, since what is known of them grows with e^eps"
+        told.insert(0, f"as if the choice of a candidate were exact, while floats {costs}")
+    return replace(made, delta=delta, premises={"proof": "; ".join(told)} if told else {})
