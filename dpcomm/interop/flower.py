@@ -100,17 +100,18 @@ def what_trains(arrays: dict, module=None) -> tuple:
                 " network whose state_dict() the arrays are"
             )
         return names, copies
-    names, copies, first = [], {}, {}
+    names, first = [], {}
     for name, array in arrays.items():
         if _can_train(name, array):
-            tied = array.size and array.min() < array.max()
+            varied = array.size and array.min() < array.max()
             what = array.shape, hashlib.sha256(array.tobytes()).digest()
-            home = first.setdefault(what if tied else name, name)
-            if home == name:
-                names.append(name)
-            else:
-                copies[name] = home
-    return names, copies
+            if (twin := first.setdefault(what if varied else name, name)) != name:
+                raise ValueError(
+                    f"{twin} and {name} are equal, one weight or two: pass the network"
+                    " as model="
+                )
+            names.append(name)
+    return names, {}
 
 
 def _statistic(name):
@@ -570,6 +571,8 @@ class Private(Promised, _Base):
             )
         names, copies = what_trains(before, self.network)
         d = sum(before[name].size for name in names)
+        if not d:
+            raise PrivacyBudgetExhausted("no array of the model trains: pass floats")
         if where.d not in (None, d):
             raise PrivacyBudgetExhausted(
                 f"the model has {d} trainable entries, and the deployment was accounted"
@@ -594,20 +597,18 @@ class Private(Promised, _Base):
     def _cohort(self, letters, here, t):
         "Those letters that leave: the cohort is one of the whole federation."
         where, coins = self.deployment, private_stream(self.key(t + 1, "coins"))
-        if where.sampling == "poisson":
-            due, rate = min(here, where.n_clients), where.cohort / where.n_clients
-            chosen = np.flatnonzero(coins.random(len(letters)) < rate)
-        else:
-            absent, due = max(where.n_clients - here, 0), where.cohort
-            if absent:
-                due -= int(coins.hypergeometric(absent, here, due))
-            chosen = np.sort(coins.permutation(len(letters))[:due])
-        if len(letters) < due:
+        if len(letters) < min(here, where.n_clients):
             raise PrivacyBudgetExhausted(
                 f"the strategy selects {len(letters)} of {here} nodes in round {t + 1},"
-                f" and the deployment draws {where.cohort} of {where.n_clients}: set"
-                f" its min_train_nodes to {due}, or change the deployment"
+                " and the cohort is drawn here, among all: set its fraction_train to 1"
             )
+        if where.sampling == "poisson":
+            chosen = coins.random(len(letters)) < where.cohort / where.n_clients
+            return [letters[k] for k in np.flatnonzero(chosen)]
+        absent, due = max(where.n_clients - here, 0), where.cohort
+        if absent:
+            due -= int(coins.hypergeometric(absent, here, due))
+        chosen = np.sort(coins.permutation(len(letters))[:due])
         return [letters[k] for k in chosen]
 
     def _letter(self, node, fields, letter=None):
@@ -653,7 +654,16 @@ class Private(Promised, _Base):
         content["metrics"] = MetricRecord(averages)
         letter = Letter(RecordDict(content), dst_node_id=0, message_type="train")
         arrays, metrics = self.strategy.aggregate_train(server_round, [letter])
-        self.arrays = self.arrays if arrays is None else arrays
+        if arrays is None:
+            return arrays, metrics
+        stepped = {k: arrays[k].numpy() for k in (*now.names, *now.copies)}
+        for (
+            name,
+            array,
+        ) in now.before.items():  # what does not train stays, and all types
+            array = np.asarray(stepped.get(name, array), array.dtype)
+            arrays[name] = Array(array)
+        self.arrays = arrays
         return arrays, metrics
 
     def _summed(self, total, replies):

@@ -20,7 +20,7 @@ try:
 except ImportError:
     _Postprocessor = _Callback = object
 
-from ..core.checks import NotInstalled
+from ..core.checks import NotInstalled, shown
 from ..core.random import private_stream
 from ..core.vectors import flatten, unflatten
 from ..core.wire import parse_message
@@ -68,7 +68,8 @@ class Private(Promised, _AnyPostprocessor):
             raise NotInstalled("pfl is not installed here: `pip install pfl==0.6.0`")
         fitting(mechanism, obstacle)
         super().__init__(mechanism, deployment, max_epsilon, seed, ("fixed", "none"))
-        self.round = 0
+        self.round, self.shapes = 0, None
+        self.due, self.asked, self.drawn_in = [], set(), None  # of a cohort
         if why := self.why_not():
             raise ValueError(why)
 
@@ -79,17 +80,69 @@ class Private(Promised, _AnyPostprocessor):
         """
         return self.uncovered(self.round + 1)
 
+    def sampler(self, user_ids):
+        """The user sampler of pfl's training data: cohorts as the deployment has them.
+
+        user_ids: of all n_clients.
+        Returns: a function of no argument, the next client.
+        """
+        ids, where = [*user_ids], self.deployment
+        if len({*ids}) != where.n_clients:
+            raise ValueError(
+                f"user_ids names {len({*ids})} clients, and the deployment has"
+                f" {where.n_clients}: pass each of them once"
+            )
+
+        def draw():
+            if self.drawn_in != self.round:
+                coins, self.drawn_in = self.key(self.round, "cohort"), self.round
+                order = private_stream(coins).permutation(len(ids))
+                self.due = [ids[k] for k in order[: where.cohort]]
+                self.asked = {*self.due}
+            if not self.due:
+                raise RuntimeError(
+                    f"round {self.round + 1} asks more than the {where.cohort} clients"
+                    " of the deployment's cohort: ask pfl for as many"
+                )
+            return self.due.pop()
+
+        return draw
+
+    def check_client(self, user, stats):
+        "Refuse an update that the guarantee does not count."
+        if user not in self.asked:
+            raise RuntimeError(
+                f"client {user} is not of this round's cohort, or answers again: draw"
+                " pfl's training users by private.sampler(user_ids)"
+            )
+        self.asked.remove(user)
+        shapes = {
+            name: value.shape
+            for name, value in stats.items()
+            if getattr(value, "layout", None) == torch.strided
+        }
+        same = [*shapes.items()] == [*(self.shapes or shapes).items()]
+        d = sum(shape.numel() for shape in shapes.values())
+        fit = d and len(shapes) == len(stats) and self.deployment.d in (None, d)
+        if not (same and fit):
+            raise ValueError(
+                f"client {user} sends {d} entries as {shown(shapes)}; every client must"
+                " send dense tensors with names, order and shapes of the first, and the"
+                f" deployment's d = {self.deployment.d} entries: build it with the model's d"
+            )
+        self.shapes = shapes
+
     def postprocess_one_user(self, *, stats, user_context):
         "A client's update becomes a message, and what a total adds of it."
         if why := self.why_not():
             raise RuntimeError(why)
+        self.check_client(user_context.user_id, stats)
         mechanism, u = self.mechanism.for_round(self.round), flatten(stats.values())
         if not u.isfinite().all():
             u = torch.zeros_like(u)
         key = self.key(self.round, user_context.user_id)
         message = mechanism.encode(u, key).to_bytes()
         code = torch.tensor(mechanism.to_summand(parse_message(message, len(u))))
-        self.shapes = {name: value.shape for name, value in stats.items()}
         code = code if code.is_floating_point() else code.long()
         sent = Metrics([(StringMetricName(SENT), Summed(len(message)))])
         return MappedVectorStatistics({"code": code}, weight=1.0), sent

@@ -42,6 +42,11 @@ class Promised:
                 f"sampling is {shown(deployment.sampling)}, which cannot be used here:"
                 f" build the deployment with one of {', '.join(samplings)}"
             )
+        if deployment.capped:
+            raise ValueError(
+                f"visits is {deployment.visits}, and nothing here counts how often a"
+                " client is asked: leave visits out"
+            )
         if max_epsilon is not None:
             check_number("max_epsilon", max_epsilon, "(0, inf)")
         self.mechanism, self.deployment = mechanism, deployment

@@ -303,8 +303,8 @@ def with_charges(account, delta, gap, met=0.0):
     if met <= MOST_PART * delta:
         left -= met
     else:
-        what = "as if no client's seed repeated an earlier one, while that happens with a"
-        told.append(f"{what} probability of up to {met:.2g}")
+        text = "as if no client's seed repeated an earlier one, while that happens"
+        told.append(f"{text} with a probability of up to {met:.2g}")
     while part <= MOST_PART:
         made = account(delta=(1 - part) * left)
         cost = (1 + math.exp(min(made.eps, 700))) * gap
@@ -315,5 +315,7 @@ def with_charges(account, delta, gap, met=0.0):
         made, costs = account(delta=left), f"cost a delta of up to {cost:.2g} more"
         if cost >= 1:
             costs = "may cost any delta, since what is known of them grows with e^eps"
-        told.insert(0, f"as if the choice of a candidate were exact, while floats {costs}")
-    return replace(made, delta=delta, premises={"proof": "; ".join(told)} if told else {})
+        text = f"as if the choice of a candidate were exact, while floats {costs}"
+        told.insert(0, text)
+    premises = {"proof": "; ".join(told)} if told else {}
+    return replace(made, delta=delta, premises=premises)

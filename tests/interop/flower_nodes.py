@@ -93,5 +93,4 @@ def start(strategy, grid, rounds):
 
 
 def inner(kind, **how):
-    how = dict(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0) | how
-    return getattr(strategies, kind)(**how)
+    return getattr(strategies, kind)(**dict(fraction_evaluate=0.0) | how)

@@ -39,8 +39,11 @@ def test_what_trains_is_what_travels():
     before = arrays(model.state_dict())
     names, copies = flower.what_trains(before, model)
     assert names == TRAINS and copies == {"outside.weight": "inside.weight"}
-    told, tied = flower.what_trains(before)
-    assert set(told) == {*TRAINS, "frozen.weight", "frozen.bias"} and tied == copies
+    with pytest.raises(ValueError, match="inside.weight and outside.weight are equal"):
+        flower.what_trains(before)  # tied, or a copy that trains by itself
+    told, none = flower.what_trains(before | {"outside.weight": np.eye(4) + 0.0})
+    every = {*TRAINS, "outside.weight", "frozen.weight", "frozen.bias"}
+    assert set(told) == every and not none
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             value += 1

@@ -47,34 +47,34 @@ def rehearsal(mechanism, **how):
 
 def test_the_average_is_the_mean_of_updates_over_the_expected_cohort(digits):
     "Broken clients count as zero, and absent ones too."
-    broken = 1000, 1001, 1002
+    broken = range(1000, 1020)
     grid = Grid(client_app(digits, rehearsal(faint()), broken))
     private = native.Private(inner("FedAvg"), faint(), WHERE, seed=0)
-    private.strategy.configure_train = lambda *given: first_letters()
     found = start(private, grid, 1).arrays.to_torch_state_dict()
     assert not any(reply.has_error() for reply in grid.seen[0])
-    replies = Grid(client_app(digits, [])).send_and_receive(first_letters())
+    asked = [reply.metadata.src_node_id for reply in grid.seen[0]]
+    replies = Grid(client_app(digits, [])).send_and_receive(first_letters(asked))
     kept = [r for r in replies if r.metadata.src_node_id not in broken]
+    assert len({*asked}) == COHORT > len(kept)
     moves = [r.content["arrays"].to_torch_state_dict() for r in kept]
     for name, value in network().state_dict().items():
         mean = sum(m[name] - value for m in moves) / COHORT
         assert torch.allclose(found[name], value + mean, atol=1e-5)
 
 
-def first_letters(kind="train", n=COHORT):
-    content = RecordDict({"arrays": first_model()})
-    made = dict(content=content, message_type=kind)
-    return [Letter(dst_node_id=1000 + i, **made) for i in range(n)]
+def first_letters(nodes):
+    made = dict(content=RecordDict({"arrays": first_model()}), message_type="train")
+    return [Letter(dst_node_id=node, **made) for node in nodes]
 
 
 @pytest.mark.parametrize("statistics", ["refuse", "client"])
 def test_running_averages_are_refused_or_stay_on_their_client(statistics):
     "They were noised, negative, and every output nan."
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    model.register_buffer("places", torch.arange(6))
+    model.register_buffer("mask", torch.tensor([True, False]))
     where = dpcomm.Deployment(4, 4, 2, 1e-3, sampling="none")
-    private = native.Private(
-        inner("FedAvg", fraction_train=1.0), faint(), where, statistics=statistics
-    )
+    private = native.Private(inner("FedAvg"), faint(), where, statistics=statistics)
     seen = []
     app = made_app(rehearsal(faint()), model, seen)
     if statistics == "refuse":
@@ -82,8 +82,10 @@ def test_running_averages_are_refused_or_stay_on_their_client(statistics):
             private.start(Grid(app, 4), first_model(model), num_rounds=2)
         return
     result = private.start(Grid(app, 4), first_model(model), num_rounds=2)
-    state = result.arrays.to_torch_state_dict()
-    assert (state["0.running_mean"] == 0).all() and (state["0.running_var"] == 1).all()
+    state, before = result.arrays.to_torch_state_dict(), model.state_dict()
+    for name in set(before) - {"0.weight", "0.bias", "1.weight", "1.bias"}:
+        assert state[name].dtype == before[name].dtype, name  # also whole numbers
+        assert torch.equal(state[name], before[name]), name
     assert not torch.equal(state["1.weight"], model.state_dict()["1.weight"])
     first, second = seen[:4], seen[4:]
     assert all((mean == 0).all() for mean, _ in first)
@@ -153,7 +155,7 @@ def test_a_seed_is_a_premise():
 def test_poisson_cohorts_are_drawn_by_a_coin_each_and_may_be_empty(digits):
     where = replace(WHERE, sampling="poisson", cohort=1, rounds=40)
     used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0, exact=False)
-    private = native.Private(inner("FedAvg", fraction_train=1.0), used, where, seed=0)
+    private = native.Private(inner("FedAvg"), used, where, seed=0)
     grid = Grid(client_app(digits, rehearsal(used)))
     result = start(private, grid, 40)
     sizes = [len(replies) for replies in grid.seen[::2]]
@@ -165,8 +167,7 @@ def test_a_node_that_leaves_makes_a_smaller_round(digits):
     "The cohort is one of all 240; of those, 60 are gone: a draw of 60 meets 15 of them."
     used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0, exact=False)
     grid = Grid(client_app(digits, rehearsal(used)), n=CLIENTS - 60)
-    strategy = inner("FedAvg", min_train_nodes=COHORT)
-    private = native.Private(strategy, used, replace(WHERE, rounds=40), seed=0)
+    private = native.Private(inner("FedAvg"), used, replace(WHERE, rounds=40), seed=0)
     letters = [
         private.configure_train(1, first_model(), ConfigRecord(), grid)
         for _ in range(40)
@@ -182,12 +183,15 @@ def test_a_node_that_leaves_makes_a_smaller_round(digits):
 def test_a_cohort_that_was_not_accounted_for_is_not_asked(digits):
     used = dpcomm.mechanism("gaussian", clip_norm=1.0, sigma=1.0, exact=False)
     grid = Grid(client_app(digits, rehearsal(used)))
-    more = native.Private(inner("FedAvg", fraction_train=0.5), used, WHERE)
-    letters = more.configure_train(1, first_model(), ConfigRecord(), grid)
+    all_asked = native.Private(inner("FedAvg"), used, WHERE)
+    letters = all_asked.configure_train(1, first_model(), ConfigRecord(), grid)
     assert len({letter.metadata.dst_node_id for letter in letters}) == COHORT
-    few = native.Private(inner("FedAvg", fraction_train=0.1), used, WHERE)
-    with pytest.raises(PrivacyBudgetExhausted, match="selects 24 of 240 nodes"):
-        start(few, grid, 1)
+    for fraction in (0.1, COHORT / CLIENTS, 0.5):  # who is asked is not the strategy's
+        few = native.Private(inner("FedAvg", fraction_train=fraction), used, WHERE)
+        with pytest.raises(PrivacyBudgetExhausted, match="of 240 nodes.*drawn here"):
+            start(few, grid, 1)
+    with pytest.raises(ValueError, match="visits is 20, and nothing here counts"):
+        native.Private(inner("FedAvg"), used, replace(WHERE, visits=20))
     wrong = native.Private(inner("FedAvg"), used, replace(WHERE, d=7000))
     with pytest.raises(PrivacyBudgetExhausted, match="7850 trainable entries.* d = 70"):
         start(wrong, grid, 1)

@@ -64,8 +64,7 @@ class Summing(Grid):
 def serve(digits, keys, rounds=1, broken=(), **more):
     "The model after a run, its transport and its strategy."
     used = dpcomm.mechanism("ddgauss", **FAINT)
-    strategy = inner("FedAvg", fraction_train=IN_SUM / CLIENTS, min_train_nodes=IN_SUM)
-    private = native.Private(strategy, used, WHERE, seed=0, keys=keys)
+    private = native.Private(inner("FedAvg"), used, WHERE, seed=0, keys=keys)
     mods = [native.mod(used, floor=False, keys=keys)]
     grid = Summing(client_app(digits, mods, broken), **more)
     result = private.start(grid, first_model(), num_rounds=rounds)

@@ -4,6 +4,7 @@ installed, else with stand-ins of the few that it takes.
 
 import importlib.util
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from dpcomm.mechanisms import contract
 from dpcomm.mechanisms.deployments import Deployment
 
 INSTALLED = importlib.util.find_spec("pfl") is not None
+NINE = dict(n_clients=9, sampling="fixed")
 PLACE = Deployment(n_clients=3, cohort=3, rounds=2, delta=1e-2, sampling="none")
 made = contract.mechanism
 GAUSSIAN = made("gaussian", clip_norm=1.0, sigma=1.0)
@@ -53,17 +55,22 @@ def here(monkeypatch):
     return module
 
 
+def layers(u):
+    return dict(weight=u[:8].reshape(2, 4), bias=u[8:])
+
+
 def ask(private, u, who=0):
     "What a client of pfl makes of an update of eleven entries."
-    stats = dict(weight=u[:8].reshape(2, 4), bias=u[8:])
-    user = SimpleNamespace(user_id=who)
+    stats, user = layers(u), SimpleNamespace(user_id=who)
     out, metrics = private.postprocess_one_user(stats=stats, user_context=user)
     return out["code"], metrics
 
 
 def play(private, updates):
     "A round as pfl plays it: the server's mean, and the clients' metrics."
-    codes, metrics = zip(*(ask(private, u, who) for who, u in enumerate(updates)))
+    draw = private.sampler(range(private.deployment.n_clients))
+    cohort = sorted(draw() for _ in updates)
+    codes, metrics = zip(*(ask(private, *pair) for pair in zip(updates, cohort)))
     stats = Vectors({"code": sum(codes)}, weight=float(len(codes)))
     how = dict(stats=stats, central_context=None, aggregate_metrics=None)
     return private.postprocess_server(**how)[0], metrics
@@ -122,7 +129,8 @@ def test_an_update_that_is_not_finite_is_a_zero_vector(here, odd):
     private, zero = here.Private(faint, PLACE, seed=1), torch.zeros(11)
     broken = zero.clone()
     broken[9] = odd
-    assert torch.equal(ask(private, broken)[0], ask(private, zero)[0])
+    private.sampler(range(3))()
+    assert torch.equal(ask(private, broken)[0], ask(private, zero, 1)[0])
 
 
 def test_sums_and_memories_do_not_fit(here):
@@ -136,6 +144,7 @@ def test_sums_and_memories_do_not_fit(here):
     for place, epsilon, says in (
         (30, None, "deployment is 30; it must be a Deployment"),
         (replace(PLACE, sampling="poisson"), None, "is 'poisson', which cannot"),
+        (replace(PLACE, **NINE, visits=1), None, "visits is 1, and nothing here"),
         (PLACE, 1e-6, "after round 1 epsilon would be .*above max"),
         (PLACE, 0, "max_epsilon is 0; it must be a number"),
     ):
@@ -143,8 +152,49 @@ def test_sums_and_memories_do_not_fit(here):
             here.Private(GAUSSIAN, place, max_epsilon=epsilon)
 
 
+def test_a_client_is_asked_once_and_only_if_it_was_drawn(here):
+    "500 rounds of 3 of 9: each client comes 167 times, 10.5 more or less; six of them."
+    place = replace(PLACE, **NINE, rounds=500)
+    private, zero = here.Private(GAUSSIAN, place, seed=3), torch.zeros(11)
+    draw, came = private.sampler("abcdefghi"), Counter()
+    with pytest.raises(RuntimeError, match="client a is not of this round's cohort"):
+        ask(private, zero, "a")
+    for _ in range(500):
+        cohort = {draw(), draw(), draw()}
+        came.update(cohort)
+        private.round += len(cohort) == 3
+    assert private.round == 500 and max(abs(k - 500 / 3) for k in came.values()) < 64
+    private.round = 0
+    first = draw()
+    ask(private, zero, first)
+    with pytest.raises(RuntimeError, match="or answers again"):
+        ask(private, zero, first)
+    draw(), draw()
+    with pytest.raises(RuntimeError, match="round 1 asks more than the 3 clients"):
+        draw()
+    with pytest.raises(ValueError, match="names 8 clients, and the deployment has 9"):
+        private.sampler("abcdefgh")
+
+
+def test_clients_send_the_same_dense_tensors(here):
+    place, u = replace(PLACE, d=11), torch.ones(11)
+    odd = layers(torch.ones(12)), dict(reversed(layers(u).items())), {}
+    odd += dict(layers(u), bias=u[8:].numpy()), dict(weight=u[8:], bias=u[:8])
+    for stats in (*odd, dict(layers(u), bias=u[8:].to_sparse())):
+        private = here.Private(GAUSSIAN, place, seed=3)
+        private.sampler(range(3))()
+        ask(private, u)
+        with pytest.raises(ValueError, match="client 1 sends"):
+            user = SimpleNamespace(user_id=1)
+            private.postprocess_one_user(stats=stats, user_context=user)
+    private = here.Private(GAUSSIAN, replace(PLACE, d=12), seed=3)
+    private.sampler(range(3))()
+    with pytest.raises(ValueError, match="client 0 sends 11 entries.*the model's d"):
+        ask(private, u)
+
+
 def test_a_budget_stops_before_the_round_that_would_exceed_it(here, capsys):
-    place = replace(PLACE, n_clients=9, rounds=5, d=11, sampling="fixed")
+    place = replace(PLACE, **NINE, rounds=5, d=11)
     gaussian = place.calibrate("gaussian", eps=8, clip_norm=1.0)
     spent = [place.after(t).guarantee(gaussian).eps for t in range(1, 6)]
     budget, zeros = (spent[2] + spent[3]) / 2, torch.zeros(3, 11)
@@ -186,7 +236,6 @@ def test_a_run_inside_pfl_has_the_bits_and_bytes_of_its_messages_by_hand(mechani
     from pfl.callback.base import TrainingProcessCallback
     from pfl.data import FederatedDataset
     from pfl.data.dataset import Dataset
-    from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam import NNTrainHyperParams
     from pfl.metrics import Metrics, StringMetricName
     from pfl.model.pytorch import PyTorchModel
@@ -213,9 +262,8 @@ def test_a_run_inside_pfl_has_the_bits_and_bytes_of_its_messages_by_hand(mechani
     model, x, y = Classifier(4, 10), torch.randn(6, 20, 4), torch.randint(10, (6, 20))
     w = flatten(p.detach().clone() for p in model.parameters())
     users = [Dataset([x[i], y[i]], user_id=i) for i in range(6)]
-    sampler = get_user_sampler("minimize_reuse", list(range(6)))
-    data = FederatedDataset(users.__getitem__, sampler)
     private = Heard(mechanism, replace(PLACE, n_clients=6, cohort=6, rounds=3), seed=1)
+    data = FederatedDataset(users.__getitem__, private.sampler(range(6)))
     server = torch.optim.SGD(model.parameters(), lr=1.0)
     FederatedAveraging().run(
         NNAlgorithmParams(3, 10**9, 6, None),

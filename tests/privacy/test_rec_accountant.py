@@ -382,8 +382,8 @@ def test_a_choice_by_floats_and_seeds_that_meet_are_paid_out_of_delta():
         asked.append(delta)
         return exact_epsilon(1.0, RecRun(1, 1, 16, 1, "local"), delta)
 
-    made = rec_accountant.with_charges(account, 1e-6, 1e-12, 1e-7)
-    paid = (1 + math.exp(made.eps)) * 1e-12 + 1e-7
+    made = rec_accountant.with_charges(account, 1e-6, 1e-12, 1e-8)
+    paid = (1 + math.exp(made.eps)) * 1e-12 + 1e-8
     assert asked[-1] + paid <= made.delta == 1e-6
 
 

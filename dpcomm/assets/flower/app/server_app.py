@@ -17,9 +17,8 @@ app = ServerApp()
 def main(grid, context):
     config = context.run_config
     where, mechanism = protection(config)
-    name, cohort, clients = config["strategy"], config["cohort"], config["clients"]
-    asked = dict(fraction_train=cohort / clients, min_train_nodes=cohort)
-    asked |= dict(min_available_nodes=cohort, fraction_evaluate=0.0)
+    name = config["strategy"]
+    asked = dict(min_available_nodes=config["cohort"], fraction_evaluate=0.0)
     inner = getattr(strategies, name)(**asked, **HOW.get(name, {}))
     keys = config["keys"] or None
     strategy = Private(inner, mechanism, where, keys=keys, model=model())
