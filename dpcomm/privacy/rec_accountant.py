@@ -294,13 +294,14 @@ def rec_losses(c: float, run: RecRun, **about) -> Losses:
     return Losses(pairs=pairs, renyi=renyi, **how | about)
 
 # %% ../../nbs/dprec/accountant.ipynb #c0b1f9a5
-LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside
+LEAST_PART, MOST_PART = 1e-6, 0.5  # of delta that may be set aside for the choice
+MET = 1e-3  # and for seeds that repeat: more is a premise
 
 
 def with_charges(account, delta, gap, met=0.0):
     "What is proved of choices within `gap` of the exact one, and seeds that meet by chance."
     told, left, part = [], delta, LEAST_PART
-    if met <= MOST_PART * delta:
+    if met <= MET * delta:
         left -= met
     else:
         text = "as if no client's seed repeated an earlier one, while that happens"
