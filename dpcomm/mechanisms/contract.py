@@ -114,7 +114,7 @@ class Game(NamedTuple):
     """Two worlds of one release, or of several, whose distributions are known.
 
     play: (present, n, rng) -> attack -> (n,) scores, large where the client seems present.
-    profile: eps -> the least delta that holds at each.
+    profile: eps -> the delta that no attack on these worlds exceeds.
     whole: whether a play makes all rounds; else their scores add up.
     """
 
@@ -337,7 +337,7 @@ class Mechanism(Checked):
     # ---- for an audit
 
     def game(self, relation: str, rounds: int = 1, **release) -> Game:
-        """The game of the worst-case input.
+        """The game of two inputs, one for each world of a relation.
 
         relation: a key of `relations`. rounds: messages of one play. release: arguments
         of the game, such as d: entries of its vectors. Returns the game.
@@ -347,7 +347,7 @@ class Mechanism(Checked):
     def attack_scores(
         self, relation: str, present: bool, n: int, rng, rounds: int = 1, **release
     ) -> dict:
-        """Attack scores of the worst-case input, through the mechanism. [Nasr et al. 2023]
+        """Attack scores of the game's inputs, through the mechanism. [Nasr et al. 2023]
 
         relation: a key of `relations`. present: which of its two worlds. n: plays, >= 1.
         rng: the stream of all plays. rounds: messages of one play. release: arguments of
@@ -360,11 +360,11 @@ class Mechanism(Checked):
         return {attack: sum(play[attack] for play in plays) for attack in plays[0]}
 
     def privacy_profile(self, relation: str, eps, **release) -> np.ndarray:
-        """Privacy profile of one release: the least delta that holds at each eps.
+        """Privacy profile of the game's two inputs: no attack on it can do better.
 
         relation: a key of `relations`. eps: >= 0, any shape. release: arguments of the
-        game, such as d: entries of its vectors. Returns deltas of the same shape: no
-        attack on one release can do better.
+        game, such as d: entries of its vectors. Returns deltas of the same shape. Other
+        inputs may need a larger delta; `guarantee` covers all.
         """
         check_choice("relation", relation, tuple(self.relations))
         return self.game(relation, **release).profile(np.asarray(eps, float))
