@@ -359,7 +359,7 @@ LISTED = 10**5  # messages whose losses are listed
 
 @functools.lru_cache(64)
 def _pure_eps(eps, rounds, delta):
-    "Epsilon at delta of messages that are pure. [Kairouz, Oh & Viswanath 2015, Thm. 3.4]"
+    "Epsilon at delta of messages that are pure. [Kairouz, Oh & Viswanath 2015, Thm. 3.3]"
     often, rare = 1 / (1 + math.exp(-eps)), 1 / (1 + math.exp(eps))
     if rounds > LISTED:
         pair = Listed(np.array([often, rare]), np.array([rare, often]))
@@ -387,7 +387,7 @@ def pure_guarantee(
     accountant: str = "pld",
 ) -> Guarantee:
     """Local privacy of a client's pure messages.
-    [Dwork & Roth 2014, Thm. 3.14; Kairouz, Oh & Viswanath 2015, Thm. 3.4]
+    [Dwork & Roth 2014, Thm. 3.14; Kairouz, Oh & Viswanath 2015, Thm. 3.3]
 
     eps: of one message; inf: no privacy. note: where epsilons are added, as they are if
     delta is 0 or accountant is pure. Else the smaller of losses and sum.

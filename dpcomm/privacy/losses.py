@@ -163,7 +163,7 @@ def listed_losses(p, q, **about) -> Losses:
 
 def pure_losses(eps: float, symbols: int = 2, **about) -> Losses:
     """Randomised response: the true symbol is e^eps times as likely as any other. With
-    two symbols no pure mechanism is worse. [Kairouz, Oh & Viswanath 2015, Thm. 3.4]
+    two symbols no pure mechanism is worse. [Kairouz, Oh & Viswanath 2015, Thm. 3.3]
 
     eps: of one message, in (0, 500].
     symbols: how many there are, >= 2.
