@@ -14,7 +14,7 @@ from ..core.checks import check_kind
 
 # %% ../../nbs/datasets/catalogue.ipynb #7587c749
 # name as in grids, what it is, folder below the data root, megabytes, who gives it out
-_LINES = """
+_ROWS = """
 digits | 1,797 digits of 8 x 8 pixels | | 1 | bundled with scikit-learn
 mnist | 70,000 digits | MNIST/raw | 64 | fetched
 fashion-mnist | 70,000 pieces of clothing | FashionMNIST/raw | 82 | fetched
@@ -27,9 +27,7 @@ stackoverflow | 136 million posts by user | stackoverflow | 100000 | TensorFlow 
 diabetes130 | 101,766 hospital stays | diabetes130 | 19 | UCI, Diabetes 130-US hospitals
 physionet2012 | 12,000 stays in intensive care | physionet2012 | 101 | PhysioNet Challenge 2012
 """
-CATALOGUE = [
-    tuple(map(str.strip, line.split("|"))) for line in _LINES.strip().splitlines()
-]
+CATALOGUE = [tuple(map(str.strip, row.split("|"))) for row in _ROWS.strip().split("\n")]
 
 # %% ../../nbs/datasets/catalogue.ipynb #data0rt2
 def data_root(root=None) -> Path:

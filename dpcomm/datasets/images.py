@@ -139,6 +139,14 @@ def _writers(root):
     return table[:, 2].astype(np.int64)
 
 # %% ../../nbs/datasets/images.ipynb #7f62536e
+def _refuse_damaged(name, root, folder, error):
+    if any((root / folder).glob("*")):
+        raise ValueError(
+            f"{name} cannot be read ({type(error).__name__}): its files are damaged or"
+            f" incomplete; delete {folder} under the data root and download them again"
+        ) from None
+
+
 def _arrays(name, root, download):
     if name == "digits":
         return _digits()
@@ -150,7 +158,8 @@ def _arrays(name, root, download):
     fetch = download or any((root / folder).glob("*.gz"))  # what is packed is unpacked
     try:
         return _images([read(train=t, download=fetch) for t in (True, False)])
-    except (RuntimeError, OSError) as error:
+    except Exception as error:  # torchvision's and pickle's are of many kinds
+        _refuse_damaged(name, root, folder, error)
         raise FileNotFoundError(
             f"{name} is not under the data root, and was not downloaded"
             f" ({type(error).__name__}): run `dpcomm data DIR {name}` where there is a"
@@ -167,10 +176,9 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
     Returns: the data, after its hash was checked.
     """
     check_choice("name", name, names())
-    root, writers = data_root(root), None
+    root = data_root(root)
     arrays = _arrays(name, root, download)
-    if name == "mnist-by-writer":
-        writers = _writers(root)
+    writers = _writers(root) if name == "mnist-by-writer" else None
     data = Dataset(name, *arrays, writers=writers)
     if name in SETS and data.content_hash != SETS[name][2]:
         raise ValueError(
@@ -290,9 +298,8 @@ def _sides(held):
                 " list of examples, or a dict of inputs"
             )
         return Inputs(tuple(map(_numbers, x))), y
-    if isinstance(x, Mapping):
-        return Inputs(_numbers(x)), y
-    return _numbers(x), y
+    x = _numbers(x)
+    return Inputs(x) if isinstance(x, dict) else x, y
 
 
 def _form(side, first=1):
@@ -316,9 +323,7 @@ def _pair(held, who):
             f"{who} has inputs of shape {_form(x, 0)} and targets of shape"
             f" {_form(y, 0)}; every input needs one target: correct or drop the client"
         )
-    x, y = tree_map(
-        lambda part: part.float() if part.is_floating_point() else part, (x, y)
-    )
+    x, y = tree_map(lambda p: p.float() if p.is_floating_point() else p, (x, y))
     return x, y if y.is_floating_point() else y.long()
 
 
@@ -543,9 +548,8 @@ def femnist(root=None, whole: bool = True) -> Federation:
         if not path.exists():
             raise absent("femnist", f"TFF's {path.name}", "femnist")
         with h5py.File(path, "r") as file:
-            users = [
-                (u["pixels"][()], u["label"][()]) for u in file["examples"].values()
-            ]
+            held = file["examples"].values()
+            users = [(user["pixels"][()], user["label"][()]) for user in held]
         pixels, labels = map(np.concatenate, zip(*users))
         arrays += [torch.from_numpy(np.float32(pixels))[:, None]]
         arrays += [torch.from_numpy(np.int64(labels))]
@@ -557,9 +561,8 @@ def femnist(root=None, whole: bool = True) -> Federation:
             " 3400 with 197.53: download it again, or pass whole=False for a part"
         )
     writers = np.repeat(np.arange(n), sizes[0])
-    rule = "femnist (tff), a client a user"
     data = Dataset("femnist", *arrays, writers=writers)
-    return Federation(data, by_writer(writers), rule)
+    return Federation(data, by_writer(writers), "femnist (tff), a client a user")
 
 # %% ../../nbs/datasets/images.ipynb #b723bbab
 EMNIST = 60_000, 10_000  # training and test images of the split
@@ -577,7 +580,8 @@ def emnist(root=None) -> Dataset:
     name, how = "emnist-mnist", dict(root=data_root(root), split="mnist")
     try:
         sets = [datasets.EMNIST(train=train, **how) for train in (True, False)]
-    except RuntimeError:
+    except Exception as error:
+        _refuse_damaged(name, how["root"], "EMNIST/raw", error)
         raise absent(name, f"{name}-*-ubyte, unpacked,", "EMNIST/raw") from None
     x, y, x_test, y_test = _images(sets)
     if (counts := (len(x), len(x_test))) != EMNIST:

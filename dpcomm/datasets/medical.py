@@ -70,10 +70,9 @@ DIGESTS = {  # SHA-256 of diabetic_data.csv; of every stay: number, outcome, rec
 }
 
 # %% ../../nbs/datasets/medical.ipynb #7d7bf983
-def _rows(path, what):
+def _content(path, what):
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return path.read_bytes()
     except FileNotFoundError:
         raise absent(what, path.name, path.parent.name) from None
 
@@ -104,10 +103,10 @@ def diabetes130(root=None) -> Records:
     root: data root, default data_root().
     Returns: the data, after its counts were checked.
     """
-    folder = data_root(root) / "diabetes130" / "dataset_diabetes"
-    path = folder / "diabetic_data.csv"
-    rows = _rows(path, "diabetes130")
-    check_digest(path, DIGESTS["diabetes130"], path.read_bytes())
+    path = data_root(root) / "diabetes130/dataset_diabetes/diabetic_data.csv"
+    content = _content(path, "diabetes130")
+    check_digest(path, DIGESTS["diabetes130"], content)
+    rows = [*csv.DictReader(content.decode().splitlines())]
     names = list(rows[0])
     drugs = names[names.index("metformin") : names.index("change")]
     decade = np.array([int(row["age"][1:].partition("-")[0]) for row in rows])
@@ -154,14 +153,15 @@ def first_day(text: str) -> dict:  # name -> values
 def _stays(folder):
     stays, died, parts = [], [], []
     for letter in "abc":
-        for row in _rows(folder / f"Outcomes-{letter}.txt", "physionet2012"):
-            number, outcome = row["RecordID"], row["In-hospital_death"]
-            text = (folder / f"set-{letter}" / f"{number}.txt").read_bytes().decode()
-            stays.append(first_day(text))
-            died.append(int(outcome))
-            parts.append(f"{number} {outcome} {text}".encode())
+        table = _content(folder / f"Outcomes-{letter}.txt", "physionet2012")
+        for line in table.decode(errors="replace").splitlines()[1:]:
+            number, outcome = line.partition(",")[0], line.rpartition(",")[2]
+            path = folder / f"set-{letter}" / f"{number}.txt"
+            stays.append(path.read_bytes() if path.is_file() else b"")
+            died.append(outcome)
+            parts.append(f"{number} {outcome} ".encode() + stays[-1])
     check_digest(folder, DIGESTS["physionet2012"], b"".join(parts))
-    return stays, died
+    return [first_day(stay.decode()) for stay in stays], [*map(int, died)]
 
 # %% ../../nbs/datasets/medical.ipynb #6919f3a6
 def _stay_codes(stay):

@@ -6,12 +6,11 @@
 __all__ = ['shakespeare']
 
 # %% ../../nbs/datasets/shakespeare.ipynb #8db7b253
-import json
-
 import numpy as np
 import torch
+from msgspec import defstruct
 
-from ..core.files import check_digest, unpack
+from ..core.files import check_digest, read_json, unpack
 from ..core.random import seed_tree
 from .catalogue import absent, data_root
 from .images import Dataset, Federation
@@ -41,15 +40,16 @@ def encode_text(text: str) -> np.ndarray:  # (len(text),) uint8 in 0..79
 # %% ../../nbs/datasets/shakespeare.ipynb #497d50b6
 FILE = "shakespeare_roles.json.gz"
 MOST = 2**26  # bytes it may unpack to, ten times the plays
+ROLES = defstruct("Roles", [("users", list[str]), ("speeches", dict[str, list[str]])])
 
 # %% ../../nbs/datasets/shakespeare.ipynb #d0sha04
 def read_roles(path) -> dict:  # user -> cleaned text, in the order of the file
     "What every role says. [public-domain text of the plays]"
     try:
-        content = json.loads(unpack(path, MOST))
+        said = read_json(FILE, unpack(path, MOST), ROLES)
     except FileNotFoundError:
         raise absent("shakespeare", FILE, "shakespeare") from None
-    return {user: clean_text(content["speeches"][user]) for user in content["users"]}
+    return {user: clean_text(said.speeches.get(user, ())) for user in said.users}
 
 # %% ../../nbs/datasets/shakespeare.ipynb #627d4988
 def longest_roles(texts: dict, n_clients: int = 660) -> dict:
@@ -116,10 +116,8 @@ def shakespeare(
     texts = read_roles(data_root(root) / "shakespeare" / FILE)
     check_digest(FILE, TEXTS, "\n".join(texts.values()).encode())
     chosen = longest_roles(texts, n_clients)
-    rule = (
-        f"shakespeare, the {n_clients} longest of {len(texts)} roles, a client a role"
-    )
-    return federate(chosen, "shakespeare", rule, shorten, n_test)
+    how = f"shakespeare, the {n_clients} longest of {len(texts)} roles, a client a role"
+    return federate(chosen, "shakespeare", how, shorten, n_test)
 
 # %% ../../nbs/datasets/shakespeare.ipynb #7f5e93bb
 WORDS = (

@@ -47,6 +47,21 @@ def test_offline_and_missing_says_what_to_do(name, tmp_path):
         images.load(name, root=tmp_path, download=False)
 
 
+@tabled("content", [b"", b"<html>not found</html>", b"\0\0\x08\1\0\0\0\5\1"])
+def test_damaged_files_are_not_called_missing(content, tmp_path):
+    for folder, name in ("MNIST", "{}"), ("EMNIST", "emnist-mnist-{}"):
+        raw = tmp_path / folder / "raw"
+        raw.mkdir(parents=True)
+        for part in "train", "t10k", "test":
+            for kind in "images-idx3", "labels-idx1":
+                file = raw / f"{name.format(part)}-{kind}-ubyte"
+                file.write_bytes(content)
+    with pytest.raises(ValueError, match="are damaged or incomplete; delete MNIST/raw"):
+        images.load("mnist", tmp_path, download=False)
+    with pytest.raises(ValueError, match="are damaged or incomplete; delete EMNIST"):
+        images.emnist(tmp_path)
+
+
 def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DPCOMM_DATA", str(tmp_path))
     assert images.data_root() == tmp_path

@@ -104,9 +104,22 @@ def test_a_missing_table_is_named_and_an_altered_one_noticed(tmp_path):
         medical.physionet2012(tmp_path)
     table = tmp_path / "diabetes130" / "dataset_diabetes" / "diabetic_data.csv"
     table.parent.mkdir(parents=True)
-    table.write_text("gender,age\nMale,[50-60)\n")
-    with pytest.raises(ValueError, match="diabetic_data.csv is not the published file"):
-        medical.diabetes130(tmp_path)
+    for content in (
+        b"gender,age\nMale,[50-60)\n",
+        b"",
+        b"\xff\0",
+        b'"' + b"a" * 200_000,
+    ):
+        table.write_bytes(content)
+        says = "diabetic_data.csv is not the published file"
+        with pytest.raises(ValueError, match=says):
+            medical.diabetes130(tmp_path)
+    (tmp_path / "physionet2012" / "set-b").mkdir(parents=True)
+    for letter, content in dict(a="<html>\nhi\n", b="id,dead\n7,1\n8,0", c="").items():
+        (tmp_path / "physionet2012" / f"Outcomes-{letter}.txt").write_text(content)
+    (tmp_path / "physionet2012" / "set-b" / "7.txt").write_text("Time\n00:00,HR")
+    with pytest.raises(ValueError, match="physionet2012 is not the published file"):
+        medical.physionet2012(tmp_path)
 
 
 # ---- virtual hospitals

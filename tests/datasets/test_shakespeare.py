@@ -77,6 +77,14 @@ def test_a_broken_or_absent_file_of_roles(tmp_path):
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ValueError, match="roles.json.gz cannot be unpacked"):
         shakespeare.read_roles(path)
+    for content in (b"[]", b"{}", b"\xff", b'{"users": [3], "speeches": {}}'):
+        path.write_bytes(gzip.compress(content))
+        with pytest.raises(
+            ValueError, match="json.gz is not valid .*download it again"
+        ):
+            shakespeare.read_roles(path)
+    path.write_bytes(gzip.compress(b'{"users": ["a"], "speeches": {}}'))
+    assert shakespeare.read_roles(path) == {"a": ""}, "its digest says the rest"
 
 
 def test_a_part_of_the_roles_is_refused(tmp_path):
