@@ -11,6 +11,7 @@ __all__ = ['Record', 'read', 'load', 'append', 'current']
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -245,7 +246,7 @@ def read(path) -> tuple:
     path: file of records.
     Returns: tuple of Record, in the order of the file.
     """
-    path = Path(path)
+    path = Path(os.path.abspath(path))
     state, mine = path.stat(), path.parent / f"{path.parent.name}.toml"
     if mine.is_file():
         paper_tables.add(mine)
@@ -336,8 +337,7 @@ def append(root, *found: Record, counts: bool = False) -> Path:
         both = union(path.name, (*there, *found))
         code = {r.identity: r.code for r in found if counts}
         both.sort(key=lambda r: code.get(r.identity, r.code) != r.code)
-        lines = map(to_line, both)
-        atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+        atomic_write(path, "".join(f"{to_line(r)}\n" for r in both).encode())
     return path
 
 # %% ../../nbs/evidence/records.ipynb #74213536

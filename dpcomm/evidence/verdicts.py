@@ -161,17 +161,17 @@ def verdict(cell: paper_tables.Cell, ours) -> str:
         return "not comparable"
     gap = s.mean - cell.value
     if cell.kind == "ordering":
-        return _order(gap if cell.bound else s.mean, s, cell.bound != "below")
+        return _order(cell, s, gap if cell.bound else s.mean)
     return _judged(cell, s, gap)
 
 
-def _order(gap, s, up):
+def _order(cell, s, gap):
     if abs(gap) > s.reach:
-        return "order holds" if (gap > 0) == up else "order fails"
-    late = s.day is not None and s.day > TIE_SET_ON
-    margin = TIE / PERCENT[s.unit] if late and s.unit in PERCENT else 0.0
-    inside = margin and within_tolerance(abs(gap) + s.reach, margin)
-    return "tie" if inside else "open"
+        fails = "open" if few(cell, s) else "order fails"
+        return "order holds" if (gap > 0) == (cell.bound != "below") else fails
+    late = s.unit in PERCENT and s.day is not None and s.day > TIE_SET_ON
+    tie = late and within_tolerance(abs(gap) + s.reach, TIE / PERCENT[s.unit])
+    return "tie" if tie else "open"
 
 
 def _judged(cell, s, gap):
@@ -310,11 +310,12 @@ def ours_by_key(found) -> dict:
     for r in sorted(records.current(found).values(), key=lambda r: r.seed):
         for key, (value, unit) in r.cells.items():
             mine = ours.get(key) or Ours({}, unit, r, key)
-            if r.seed in mine.values or mine.record.experiment != r.experiment:
+            other = (mine.record.experiment, mine.unit) != (r.experiment, unit)
+            if r.seed in mine.values or other:
                 raise ValueError(
                     f"{key}, seed {r.seed} appears in {mine.record.experiment},"
-                    f" {mine.record.key} and in {r.experiment}, {r.key}; it may appear"
-                    " once: remove one of the two"
+                    f" {mine.record.key} ({mine.unit}) and in {r.experiment}, {r.key}"
+                    f" ({unit}); it may appear once, in one unit: remove one of the two"
                 )
             ours[key] = replace(
                 mine,
@@ -427,12 +428,10 @@ def reason_not_run(cell, paper: paper_tables.Paper, runs: tuple) -> str:
     given = [each for each in paper.not_run if cell.key.startswith(each.prefix)]
     stated = max(given, key=lambda each: len(each.prefix)).text if given else ""
     had = {scale: smaller(cell, runs, scale) for scale in ("quick", "smoke")}
-    smaller_runs = [
-        f"{k} {format_value(s.mean, cell)} (n = {s.n})" for k, s in had.items() if s
-    ]
-    if smaller_runs:
+    ran = [f"{k} {format_value(s.mean, cell)} (n = {s.n})" for k, s in had.items() if s]
+    if ran:
         never = f"; {stated}" if stated.startswith("cannot be filled") else ""
-        return f"{'; '.join(smaller_runs)}: no verdict{never}{also}"
+        return f"{'; '.join(ran)}: no verdict{never}{also}"
     return (stated or "no full-scale record") + also
 
 

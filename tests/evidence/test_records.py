@@ -174,7 +174,7 @@ def test_a_number_that_is_none_is_refused_wherever_it_stands(tmp_path, number):
             records.read(written(tmp_path, text))
 
 
-def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path):
+def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path, monkeypatch):
     for more, name in (
         (dict(experiment="other"), "other.full"),
         (dict(scale="quick", cells={}), "made_up.quick"),
@@ -183,6 +183,10 @@ def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path):
         says = f"^made_up.full.jsonl, line 3: it belongs in dprec/{name}.jsonl; move"
         with pytest.raises(ValueError, match=says):
             records.read(path)
+    path = written(tmp_path, line())
+    monkeypatch.chdir(path.parent)
+    for name in (path.name, f"../{path.parent.name}/{path.name}"):
+        assert records.read(name) == records.read(path), "by any of its names"
     written(tmp_path, line(), line(paper="imvu", cells={}))
     with pytest.raises(ValueError, match="line 2: it belongs in imvu/made_up.full"):
         records.load("dprec", root=tmp_path)

@@ -215,6 +215,16 @@ def test_fewer_than_three_trained_seeds_contradict_nobody(s, word):
     assert verdicts.verdict(SIZE, [99.0]) == "below", "nothing is trained"
 
 
+@tabled("n, lent", [(1, "others"), (2, ""), (3, ""), (3, "others")])
+def test_fewer_than_three_trained_seeds_refute_no_ordering(n, lent):
+    s = Summary(-5.0, 0.01, n, POINTS, max(n - 1, 3 * bool(lent)), lent)
+    few = n < 3 or bool(lent)
+    assert verdicts.verdict(ORDER, s) == ("open" if few else "order fails")
+    assert verdicts.verdict(ORDER, replace(s, mean=5.0)) == "order holds"
+    late = replace(s, mean=-0.5, day=verdicts.TIE_SET_ON + timedelta(days=1))
+    assert verdicts.verdict(ORDER, late) == ("open" if few else "order fails")
+
+
 def judged(cell, gap, half) -> str:
     "The page's prose, of ours less the paper's and whole half of our own interval."
     tol, own = int(cell.tol), None if cell.own is None else int(cell.own - cell.value)
@@ -369,11 +379,19 @@ def test_runs_of_the_same_settings_fill_the_numbers_of_both_texts():
     assert verdicts.our_number(replace(earlier, same_as=None), found) is None
 
 
-@tabled("other", [dict(key="b"), dict(experiment="second", seed=1)])
+FRACTION = {ACC.key: [0.7, "fraction"]}
+
+
+@tabled(
+    "other",
+    [dict(key="b"), dict(experiment="second", seed=1), dict(seed=1, cells=FRACTION)],
+)
 def test_two_runs_that_claim_one_cell_are_refused(other):
     cells = {ACC.key: 70.0}
     pair = [record(0, cells), record(**dict(seed=0, cells=cells) | other)]
-    says = f"{ACC.key}, seed [01] appears in made_up|second"
+    units = r"\(percent\) .*\(fraction\)|\(fraction\) .*\(percent\)"
+    says = f"{ACC.key}, seed [01] appears in (made_up|second).*"
+    says += f"({units})" if "cells" in other else ""
     for found in (pair, pair[::-1]):
         with pytest.raises(ValueError, match=says):
             verdicts.ours_by_key(found)
