@@ -76,8 +76,7 @@ def with_notes(table, column: int, longest: int = 40):
     for row in rows:
         said = row[column]
         if len(said) > longest and "+/-" not in said and "n =" not in said:
-            if said not in notes:
-                notes.append(said)
+            notes += [said] * (said not in notes)
             row[column] = f"[{notes.index(said) + 1}]"
     return replace(table, rows=rows, notes=notes)
 
@@ -111,9 +110,11 @@ def show(table) -> None:
         grid.add_column(name, overflow="fold", no_wrap=whole)
     for row in rows:
         grid.add_row(*map(coloured, row))
-    console.print(grid)
-    for i, note in enumerate(table.notes, 1):
-        console.print(Text(f"[{i}] {note}"), soft_wrap=False)
+    with console.capture() as printed:
+        console.print(grid)
+        for i, note in enumerate(table.notes, 1):
+            console.print(Text(f"[{i}] {note}"), soft_wrap=False)
+    print(printed.get(), end="")
 
 
 def print_tables(args, *tables, below="", **beside):
@@ -216,6 +217,7 @@ def _asked(name, args):
     values = {key: value for key, value in values.items() if value is not None} | given
     if name.endswith(".ipynb"):
         runs.check_parameters(known, values)
+        values = {k: v for k, v in values.items() if k == "scale" or v != known[k]}
         return name, path, values, change
     named = known.pop("name", None) is not None
     for key in [key for key in given if key not in known]:
@@ -283,14 +285,13 @@ def run_one(args, name, path, folder, values, change):
         if change:
             return show_changes(args, name, made, change, folder / "changes")
         values |= dict(resume=True, max_seconds=None)
-    there = folder.glob(f"*/{stem}.{scale}.jsonl")
-    file = max(there, key=os.path.getmtime, default=None)
-    if file is None:
+    there = sorted(folder.glob(f"*/{stem}.{scale}.jsonl"), key=os.path.getmtime)
+    if not there:
         raise runs.CellError(
             f"{path.name} finished without writing {stem}.{scale}.jsonl: it must call"
             f" runs.run_grid for an experiment named {shown(stem)}"
         )
-    made = records.read(file)
+    made = records.read(file := there[-1])
     promises = [r.guarantee for r in made if r.guarantee]
     said = str(recorded(promises[0])) if promises else "no privacy is claimed"
     table = verdicts.runs_table(made, f"{name}, scale {scale}")
@@ -358,26 +359,20 @@ def sweep_all(args) -> int:
         runs.device(args.device)  # or it is refused once, not by every run
     print(f"writing records to {runs.ready(folder)}", file=sys.stderr)
     end = None if args.max_hours is None else time.time() + 3600 * args.max_hours
-    where = (
-        args.processes or 1,
-        args.dask,
-        dict(args.slurm_option) if args.slurm else None,
-    )
+    slurm = dict(args.slurm_option) if args.slurm else None
+    where = args.processes or 1, args.dask, slurm
     done, late, failed = 0, 0, {}  # late: rounds left, no input, or run elsewhere
     for job, result in sweep.run_all(jobs, folder, *where, end=end, device=args.device):
+        done += result is True
+        late += result is False
         if isinstance(result, BaseException):
             failed[job.name] = f"{type(result).__name__}: {result}"
-        elif result:
-            done += 1
-        else:
-            late += 1
         counts = f"{done} done, {late} unfinished, {len(failed)} failed"
         print(f"{counts}; last {job.name}", file=sys.stderr)
     for name, why in failed.items():
         print(f"\n{name} failed: {why.strip()}", file=sys.stderr)
     if late:
-        left = f"{late} runs are left: repeat the command to continue"
-        print(left, file=sys.stderr)
+        print(f"{late} runs are left: repeat the command to continue", file=sys.stderr)
     return 1 if failed else 3 if late else 0
 
 # %% ../nbs/reference/cli.ipynb #a14b1753
@@ -430,7 +425,10 @@ def _added(root, added):
     "Records of one file that are new here. Who repeats another is named."
     from dpcomm.evidence import records
 
-    path = records.path_of(root, *added[0].identity)
+    first, path = added[0], records.path_of(root, *added[0].identity)
+    planned = [run.key for run in runs.find(first.experiment).grid(first.scale)]
+    for record in added:  # none of settings that were tried
+        check_choice(f"{path.name}, key of a run", record.key, planned)
     before = records.read(path) if path.exists() else ()
     after = records.union(path.name, (*before, *added))
     for stands, other, why in records.repeats(after):
@@ -521,13 +519,11 @@ def audit_all(args) -> int:
     start, rows, bad, played = time.perf_counter(), [], 0, []
     audit.ceiling(args.trials, args.delta, args.alarm)
     for name in args.names:  # each with the audit of its messages
-        if ":" in name:
-            name = contract.import_mechanism(name)
+        name = contract.import_mechanism(name) if ":" in name else name
         check_choice("mechanism", name, contract.registered())
         settings = contract.mechanism_class(name).audit_cases
-        played += cases(
-            [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
-        )
+        made = [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
+        played += cases(made)
     for case in tqdm(played, "audit", disable=None, leave=False):
         how = args.trials, args.delta, args.alarm, args.seed
         claimed, audited, judged = case.run(*how)
@@ -644,7 +640,12 @@ def main(argv=None) -> int:
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         args = _parse(words)
-        return VERBS[args.verb][0](args) or 0
+        code = VERBS[args.verb][0](args) or 0
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:  # whoever reads it, as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if args.verb in ("list", "table", "report", "choose") else 1
     except runs.CellError as error:
         print(f"dpcomm: {error}", file=sys.stderr)
         return 1
@@ -653,10 +654,9 @@ def main(argv=None) -> int:
         print(f"dpcomm: {error.strerror if bare else error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        kept, again = "", shlex.join(["dpcomm", *words])
-        if args.verb == "run" and "--resume" not in words:
-            again += " --resume"
-        if args.verb in ("run", "sweep"):
-            kept = f"; records and checkpoints are kept: continue with `{again}`"
-        print(f"dpcomm: interrupted{kept}", file=sys.stderr)
+        resume = ["--resume"] * (args.verb == "run" and "--resume" not in words)
+        again = shlex.join(["dpcomm", *words, *resume])
+        kept = f"; records and checkpoints are kept: continue with `{again}`"
+        ended = "interrupted" + kept * (args.verb in ("run", "sweep"))
+        print(f"dpcomm: {ended}", file=sys.stderr)
         return 130

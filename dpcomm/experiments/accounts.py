@@ -18,14 +18,9 @@ from dpcomm.mechanisms import ddgauss as ddg
 from dpcomm.mechanisms.contract import Mechanism
 from dpcomm.mechanisms.gaussian import Gaussian
 from dpcomm.mechanisms.rec import Rec
+from dpcomm.privacy import rec_accountant as of_rec
 from dpcomm.privacy.accounting import INTEGER_ORDERS, calibrate, gaussian_guarantee
 from dpcomm.privacy.fixed_size_accountant import fixed_size_epsilon
-from dpcomm.privacy.rec_accountant import (
-    RecRun,
-    calibrate_clip,
-    pld_epsilon,
-    theorem1_epsilon,
-)
 from dpcomm.training.federated import Config
 
 # %% ../../nbs/dprec/accounts.ipynb #e8999e2d
@@ -119,18 +114,19 @@ def calibrated_c(eps: float, n_clients, cohort, rounds, n_groups, by=None) -> fl
     slots, delta = rounds * cohort, delta_of(n_clients)
     if by is None:
         run = dict(slots=slots, n_clients=n_clients, nbits=7 * n_groups)
-        c = calibrate_clip(eps, theorem1_epsilon, **run, delta=delta)
+        c = of_rec.calibrate_clip(eps, of_rec.theorem1_epsilon, **run, delta=delta)
     else:
-        run = RecRun(slots, n_clients, 2**7, n_groups)
-        c = calibrate_clip(eps, run=run, delta=delta, conversion="balle")
+        run = of_rec.RecRun(slots, n_clients, 2**7, n_groups)
+        c = of_rec.calibrate_clip(eps, run=run, delta=delta, conversion="balle")
     if by == "pld-exact":
-        c = calibrate_clip(eps, pld_epsilon, c, 1.1 * c, 1e-4, run=run, delta=delta)
+        how = of_rec.pld_epsilon, c, 1.1 * c, 1e-4
+        c = of_rec.calibrate_clip(eps, *how, run=run, delta=delta)
     return math.floor(1e4 * c) / 1e4
 
 
 def local_epsilon(c: float, nbits: int, delta: float) -> float:
     "The local guarantee of one message of DP-REC, by Algorithm 7. [dprec Sec. 4.1]"
-    return theorem1_epsilon(c, 1, 1, nbits, delta).eps
+    return of_rec.theorem1_epsilon(c, 1, 1, nbits, delta).eps
 
 
 def equal_local_sigma(c: float, nbits: int, delta: float) -> float:

@@ -37,8 +37,7 @@ def columns(scale: str) -> list:
     "FEMNIST's columns and the counts. [dprec Tables 1 and 2]"
     s, dealt = writers(scale), lambda seed: federation(scale)
     more = dict(data=s["data"], memory=s["memory"], clients=dealt)
-    counts = partition("femnist", scale, **more)
-    return [*by_writer.columns(s, scale, dealt), counts]
+    return [*by_writer.columns(s, scale, dealt), partition("femnist", scale, **more)]
 
 # %% ../../nbs/experiments/not_run.ipynb #c9f939d0
 TASKS = {  # files, network, epsilon below full scale, rounds at quick, what full leaves out
@@ -77,5 +76,4 @@ def grid(scale: str, name: str = "dprec-femnist") -> list:
         return columns(scale)
     task = name.partition("-")[2]
     minutes = dict(zip(("smoke", "quick", "full"), MINUTES[task]))[scale]
-    memory = 2.0 if task == "fmnist" else 1.0
-    return mnist.listed(curves(scale, task), minutes, memory)
+    return mnist.listed(curves(scale, task), minutes, 2.0 if task == "fmnist" else 1.0)

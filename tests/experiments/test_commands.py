@@ -4,12 +4,14 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import types
 
 import pytest
-from checkout import python
+from checkout import python, settings
 from made_up import made_up
 from tables import tabled
 
@@ -65,6 +67,9 @@ def test_a_plan_says_what_is_missing_and_starts_nothing(tmp_path, capsys):
         ("audit gaussian --seed -1", "is not a whole number from 0"),
         ("flower new {out}/numpy", "is a Python keyword or an installed package"),
         ("run dprec-mnist --out nbs/here", "nbs/"),
+        ("run dprec-mnist --out ~nobodyx/runs", "~nobodyx"),
+        ("run dprec-mnist --out {out}/loop/runs", "link"),
+        ("run ~nobodyx/my.ipynb", "~nobodyx"),
         ("run dprec-mnist --device cuda:99", "torch finds"),
         ("run dprec-mnist -p only=typo", "only is 'typo'; it must be one of"),
         ("run dprec-mnist -p onyl=rec", "setting is 'onyl'; it must be one of"),
@@ -86,6 +91,7 @@ def test_a_slip_costs_a_sentence_and_exit_code_two(
 
     monkeypatch.setattr(runs, "execute", never)
     monkeypatch.setattr(runs, "run_page", never)
+    (tmp_path / "loop").symlink_to("loop")
     code, shown = said(words.format(out=tmp_path), capsys)
     planned = "runs are missing" in shown.out
     assert code == 2 and sentence in shown.err and (planned or not shown.out)
@@ -233,6 +239,14 @@ def test_a_merge_names_published_numbers_that_change_and_asks(
     assert len(records.read(path)) == 4
 
 
+def test_a_merge_takes_no_run_that_no_grid_has(tmp_path, committed, capsys):
+    tried = dataclasses.replace(full(0, 60.0, "change.lr=1.cnn.eps3.rec"), cells={})
+    records.append(tmp_path / "changes", tried)
+    code, shown = said(f"merge {tmp_path / 'changes'} --yes", capsys)
+    assert code == 2 and "key of a run is 'change.lr=1.cnn.eps3.rec'" in shown.err
+    assert not committed.exists()
+
+
 def test_no_clock_lets_a_merge_replace_what_stands(tmp_path, committed, capsys):
     "A record dated 1970 stands beside the published one, not for it."
     path = records.append(committed, full(0, 88.2, code=None))
@@ -279,6 +293,17 @@ def test_tables_print_in_any_encoding(encoding, paper):
     assert done.returncode == 0, done.stderr
     assert "not run" in done.stdout
     assert ("\u25cb not run" in done.stdout) == (encoding == "utf-8")
+
+
+@tabled("words", ["list", "table dprec --json", "report dprec", f"{SMOKE} --plan"])
+def test_nothing_is_said_where_the_reader_of_a_pipe_ends_first(words):
+    reader, pipe = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dpcomm", *words.split()]
+    with open(pipe, "wb") as out:
+        how = dict(stdout=out, stderr=subprocess.PIPE, env=settings())
+        done = subprocess.run(command, **how)
+    assert (done.returncode, done.stderr) == (int("sweep" in words), b"")
 
 
 OWN = """

@@ -189,6 +189,34 @@ def test_what_stands_is_not_played_again_and_other_code_is_another_record(
     assert "--resume" in capsys.readouterr().err
 
 
+def test_a_record_of_other_parameters_or_code_is_not_resumed(folder, capsys):
+    settings = f"{SETTINGS}\nlr = 2.0\nonly = 'all'"
+
+    def run(*words, new="lr"):
+        cells = (settings, "parameters"), (TINY.replace("2.0", new),)
+        page(folder / "tiny.ipynb", *cells)
+        code = cli.main(["run", "tiny.ipynb", *words])
+        made = records.read(folder / "runs" / "across" / "tiny.smoke.jsonl")
+        return code, [r.final["mse"] for r in made]
+
+    assert run() == run("--resume", "-p", "only=one", "-p", "lr=2") == (0, [6.0])
+    for new, words in ("lr", ["-p", "lr=4"]), ("3 * lr", []):
+        assert run("--resume", *words, new=new) == (1, [6.0])
+        why = "one.seed0 was made by other code or parameters: run without --resume"
+        assert why in capsys.readouterr().err
+    assert run("-p", "lr=4") == run("-p", "lr=4", "--resume") == (0, [12.0, 6.0])
+
+
+def test_a_file_that_is_no_notebook_costs_one_sentence(folder, capsys):
+    bare = '{"cells": [{"metadata": {"tags": ["parameters"]}}]}'
+    cells = [dict(source=SETTINGS, metadata=dict(tags=["parameters"]))]
+    for content in ("", "[]", '{"cells": 5}', bare, json.dumps(dict(cells=cells))):
+        (folder / "x.ipynb").write_text(content)
+        assert cli.main(["run", "x.ipynb"]) == 2
+        *_, said = capsys.readouterr().err.splitlines()
+        assert said.startswith("dpcomm: x.ipynb is not valid (")
+
+
 def test_a_kernel_reads_no_startup_file_and_is_this_python(folder, monkeypatch, capsys):
     "Nor a shared `python3` of another environment, as a JupyterHub has it."
     startup = folder / "ipython" / "profile_default" / "startup"
@@ -236,6 +264,8 @@ def test_a_parameters_cell_holds_literals_and_all_that_is_shared(tmp_path):
         ("print(1)", ["parameters"], "name = literal"),
         ("a = 1", [], "0 cells"),
         ("a = 1", ["parameters"], "does not set scale"),
+        ("a = {[]: 1}", ["parameters"], "name = literal"),
+        ("a = ", ["parameters"], "an error, invalid syntax .*name = literal"),
     ]:
         page(path, (source, *tags))
         with pytest.raises(ValueError, match=message):

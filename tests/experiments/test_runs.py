@@ -7,6 +7,7 @@ import sys
 import time
 import types
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -343,6 +344,16 @@ def test_several_values_make_one_table_and_one_figure(tmp_path):
     assert [list(line.get_xdata()) for line in lines] == [[1.0, 1.5]] * 2
     ends = [[r.final["accuracy"] for r in made[i::2]] for i in (0, 1)]
     assert [list(line.get_ydata()) for line in lines] == ends
+
+
+def test_a_line_of_a_figure_has_one_value_of_every_other_setting():
+    made, change = [], dict(lr=(0.1, 1.0), server_lr=(0.1, 1.0))
+    for lr, server_lr in product(*change.values()):
+        config = dict(lr=lr, server_lr=server_lr, mechanism="Rec(1.0)")
+        told = dict(config=config, final=dict(accuracy=10 * lr + server_lr))
+        made.append(made_up(f"change.lr={lr},server_lr={server_lr}.rec", **told))
+    lines = runs.change_figure(made, change).axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[1.1, 10.1], [2.0, 11.0]]
 
 
 # ---- costs

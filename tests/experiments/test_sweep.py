@@ -90,8 +90,10 @@ def test_a_plan_holds_each_missing_run_once_and_none_that_is_recorded(tmp_path):
 
 
 def test_a_shell_line_is_a_sweep_of_its_run_alone(monkeypatch, tmp_path):
-    made_up(monkeypatch, run("a b", seeds=(3,)))
-    (one,) = sweep.plan(["made-up"])
+    made_up(monkeypatch, run("a b", seeds=(3,)), run("a bc", seeds=(3,)))
+    one, other = sweep.plan(["made-up"], only="a")
+    assert [job.key for job in sweep.plan(["made-up"], only=one.key)] == ["a b"]
+    assert [job.key for job in sweep.plan(["made-up"], only=other.key)] == ["a bc"]
     line = sweep.shell_line(one, tmp_path, "cuda")
     words = "-m dpcomm sweep made-up --scale full --only".split()
     more = ["a b", "--seeds", "3", "--device", "cuda", "--out", str(tmp_path)]

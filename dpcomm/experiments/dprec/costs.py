@@ -53,10 +53,8 @@ def protocol(name: str) -> dict:
     d, seed_bits, state = setting("n_params"), 0, 0
     up = d * (int(method[3:]) if "ddg" in method else 32)
     if rec:
-        groups = (
-            -(-d // setting("only.group_size")) if "64" in method else n_groups(task)
-        )
-        up, seed_bits = groups * setting("rec.bits"), setting("rec.seed_bits")
+        n = -(-d // setting("only.group_size")) if "64" in method else n_groups(task)
+        up, seed_bits = n * setting("rec.bits"), setting("rec.seed_bits")
         state = SERVER_STATE[SERVERS[setting("server_optimizer")]]
     who = dict(n_clients=setting("n_clients"), cohort=setting("cohort"), rounds=rounds)
     sent = dict(bits=Bits.of(up, 0, seed_bits, d), model_bits=32 * d * (1 + state))
@@ -209,8 +207,7 @@ def grid(scale: str) -> list:
         lines.append(Line(key, name, scale, fills, **more))
 
     def formula(key, name, unit, values):
-        how = partial(computed, values=[*values.values()], unit=unit)
-        add(key, name, values, how)
+        add(key, name, values, partial(computed, values=[*values.values()], unit=unit))
 
     others = "femnist.only.fedavg", "femnist.only.rec64", "femnist.local.rec"
     for row in (*ROWS, *others):
@@ -237,8 +234,6 @@ def grid(scale: str) -> list:
     values = {f"ours.solr.eps1.rec.eps.{x}": partial(read_as, x) for x in each}
     formula("readings", "StackOverflow's epsilon, read otherwise", "eps", values)
     at = [(task, eps) for task in ("mnist", "femnist") for eps in (6, 3)]
-    values = {
-        f"ours.{task}.eps{eps}.paid": partial(paid, task, eps) for task, eps in at
-    }
+    values = {f"ours.{t}.eps{eps}.paid": partial(paid, t, eps) for t, eps in at}
     formula("paid", "epsilon paid at a common accuracy", "eps", values)
     return lines

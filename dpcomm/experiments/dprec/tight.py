@@ -56,10 +56,8 @@ def spec(config, sizes, s: dict, eps: int, kind: str):
         return made
     run = dict(delta=accounts.delta_of(n), n_clients=n, cohort=config.cohort)
     run |= dict(sampling="poisson") | POISSON[kind]
-    config = replace(config, sampling="poisson")
-    return accounts.Spec(
-        made.mechanism, config, partial(made.mechanism.guarantee, **run)
-    )
+    config, m = replace(config, sampling="poisson"), made.mechanism
+    return accounts.Spec(m, config, partial(m.guarantee, **run))
 
 # %% ../../../nbs/dprec/tight.ipynb #89e0f701
 def grid(scale: str) -> list:

@@ -259,8 +259,7 @@ class Images(Study):
         net = models.build(self.net, seed_tree(seed, "init"), "glorot")
         data = images.load("digits" if self.scale == "smoke" else "mnist")
         size = int(paper_setting("fmnist", "public.batch"))
-        drawn = seed_tree(seed, "public").choice(len(data.y), size, replace=False)
-        batch = torch.from_numpy(drawn)
+        batch = seed_tree(seed, "public").choice(len(data.y), size, replace=False)
         return Public(self, net, data.x[batch], data.y[batch], cross_entropy)
 
 # %% ../../../nbs/fltop/fmnist.ipynb #544818ea
@@ -274,15 +273,13 @@ def settings(scale: str) -> Study:
     fields |= dict(common=dict(memory=3.0, data=("fashion-mnist", "mnist")))
     fields |= dict(minutes=(60, 6.0))
     if scale == "quick":
-        schemes = twins(("FL-TOP", "FL-BASIC"), (0.5,), (True,))
-        schemes += [Scheme("FL-STD", True, 100)]
+        schemes = *twins(MAIN[:2], (0.5,), (True,)), Scheme("FL-STD", True, 100)
         changes |= dict(rounds=25, eval_every=5)
-        fields |= dict(schemes=tuple(schemes), draws=5, minutes=(8, 0.8))
+        fields |= dict(schemes=schemes, draws=5, minutes=(8, 0.8))
     if scale == "smoke":
         changes |= dict(rounds=10, cohort=12, batch=20, eval_every=5)
-        fields |= dict(schemes=ordered(5), chunks=10, draws=5, net="linear")
-        fields |= dict(n_clients=144, sigma=0.3, minutes=(0.1, 0.01))
-        fields |= dict(common=dict(memory=1.0))
+        fields |= dict(schemes=ordered(5), chunks=10, draws=5, net="linear", sigma=0.3)
+        fields |= dict(n_clients=144, minutes=(0.1, 0.01), common=dict(memory=1.0))
     return Images.of_paper("fmnist", changes, **fields)
 
 # %% ../../../nbs/fltop/fmnist.ipynb #5f27f835

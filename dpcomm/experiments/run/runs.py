@@ -25,9 +25,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
+from msgspec import defstruct
+
 import dpcomm
 from ...core.checks import check_between, check_choice, needs, shown
-from ...core.files import atomic_write, locked, unwritable
+from ...core.files import atomic_write, locked, read_json, unwritable
 from ...evidence import paper_tables, records
 from ...evidence.records import SCALES, Record
 from .. import lines
@@ -37,6 +39,7 @@ from ..lines import Line
 PACKAGE = Path(dpcomm.__file__).resolve().parent
 NEVER_RUN = "dprec-femnist", "sqsgd-emnist", "sqsgd-fmnist"  # one page has them all
 SHARED = "scale", "seeds", "out", "resume", "max_seconds"  # that every notebook takes
+CHOICES = {*SHARED, "only", "device", "workers", "save_every"}  # that change no number
 LAST_SEED = 2**63 - 1
 
 
@@ -58,12 +61,19 @@ def paper_of(name: str) -> str:  # that an experiment repeats, or 'across'
     return paper if paper in paper_tables.papers() else paper_tables.ACROSS
 
 
+def place(name) -> Path:  # absolute
+    try:
+        return Path(name).expanduser().resolve()
+    except RuntimeError as error:  # no such user, or a link to itself
+        raise ValueError(f"{shown(str(name))}: {error}; name another place") from None
+
+
 def notebook(name: str) -> Path:
     "The notebook of an experiment, or somebody's own, by its file."
     if not str(name).endswith(".ipynb"):
         known = experiments()
         return known[check_choice("experiment", name.replace("_", "-"), known)]
-    path = Path(name).expanduser().resolve()
+    path = place(name)
     if not path.is_file():
         raise FileNotFoundError(f"{shown(name)} does not exist: give a notebook's file")
     if not re.fullmatch("[a-z][a-z0-9_]*", path.stem.replace("-", "_")):
@@ -94,9 +104,7 @@ def experiments() -> dict:
                 paths[name.replace("_", "-")] = path
     if shared := paths.pop("not-run", None):
         paths |= dict.fromkeys(NEVER_RUN, shared)
-    order = sorted(
-        paths, key=lambda name: (paper_of(name) == paper_tables.ACROSS, name)
-    )
+    order = sorted(paths, key=lambda n: (paper_of(n) == paper_tables.ACROSS, n))
     return {name: paths[name] for name in order}
 
 # %% ../../../nbs/run/runs.ipynb #380eb869
@@ -145,10 +153,8 @@ class Experiment:
 
 @cache
 def _package_code():
-    code = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        code.update(path.read_bytes())
-    return code.hexdigest()[:12]
+    code = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
+    return hashlib.sha256(code).hexdigest()[:12]
 
 
 def find(name: str | Experiment) -> Experiment:
@@ -166,6 +172,14 @@ def find(name: str | Experiment) -> Experiment:
         made = {f: partial(getattr(module, f), name=name) for f in ("settings", "grid")}
         module = SimpleNamespace(**made)
     return Experiment(name, module, paper_of(name))
+
+
+def _valued(cell):
+    "The parts of a cell that count: of papermill's parameters, those behind numbers."
+    if not cell.startswith("# Parameters\n"):
+        return [cell]
+    lines = map(ast.unparse, ast.parse(cell).body)
+    return sorted(line for line in lines if line.split(" = ")[0] not in CHOICES)
 
 
 def own(name: str, grid, run_one, table=None) -> Experiment:
@@ -186,8 +200,8 @@ def own(name: str, grid, run_one, table=None) -> Experiment:
         )
     paper = paper_tables.add(table) if table else paper_tables.ACROSS
     executed = run_one.__globals__.get("In") or [inspect.getsource(run_one)]
-    cells = [cell for cell in executed if not cell.startswith("# Parameters\n")]
-    code = hashlib.sha256("\n".join(cells).encode()).hexdigest()[:12]
+    parts = [part for cell in dict.fromkeys(executed) for part in _valued(cell)]
+    code = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
     made = dict(grid=grid, run_one=run_one, code=code)
     made |= dict(table=Path(table).resolve()) if table else {}
     return Experiment(name, SimpleNamespace(**made), paper)
@@ -275,8 +289,9 @@ class Costs:
         return f"{max(self.peaks.get(r.key) or r.memory for r in self.grid):.1f}"
 
     def lines(self, only: str = "all") -> list:
-        "Those whose key begins with `only`."
-        return [run for run in self.grid if only == "all" or run.key.startswith(only)]
+        "The one whose key is `only`, else those whose key begins with it."
+        begun = [run for run in self.grid if only == "all" or run.key.startswith(only)]
+        return [run for run in begun if run.key == only] or begun
 
     def job(self, key: str, seed: int) -> Job:
         "With its inputs, which the line names as [experiment/]key[@seed]."
@@ -312,13 +327,11 @@ def record_of(job: Job, outcome: dict, cost: dict, device: str = "cpu") -> Recor
             for key, cell in kept["cells"].items()
         }
     gpu = str(device).startswith("cuda")
-    origin = records.stamp(torch.cuda.get_device_name(device) if gpu else "cpu") | {
-        "code": job.experiment.code,
-        "engine": kept["config"].get("engine"),
-        "dtype": kept["config"].get("dtype", "float32"),
-        "threads": torch.get_num_threads() if torch else 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    threads, config = torch.get_num_threads() if torch else 1, kept["config"]
+    origin = records.stamp(torch.cuda.get_device_name(device) if gpu else "cpu")
+    origin |= dict(code=job.experiment.code, engine=config.get("engine"))
+    origin |= dict(dtype=config.get("dtype", "float32"), threads=threads)
+    origin |= dict(date=datetime.now(UTC).isoformat(timespec="seconds"))
     kept |= dict(paper=job.experiment.paper, experiment=job.experiment.stem)
     kept |= dict(scale=run.scale, key=job.key, seed=job.seed, trained=run.trains)
     kept["history"] = records.thin(kept["history"])
@@ -369,8 +382,11 @@ def execute(
     path = folder / "checkpoints" / stem / f"{job.key}.seed{job.seed}.pt"
     with locked(path.with_suffix(".lock"), wait=False):
         there = recorded_runs(job.experiment, scale, folder) if resume else {}
-        if (job.key, job.seed) in there:
-            return there[job.key, job.seed]
+        if record := there.get((job.key, job.seed)):
+            if record.code != getattr(job.experiment.module, "code", record.code):
+                why = f"{job.name} was made by other code or parameters"
+                raise ValueError(f"{why}: run without --resume or into another folder")
+            return record
         left = None if end is None else end - time.time()
         if left is not None and left <= 0:
             return None
@@ -425,7 +441,7 @@ def in_pages() -> bool:
 
 def output_folder(out=None) -> Path:  # absolute
     "Folder for records, checkpoints and executed notebooks; None is runs/ in this folder."
-    root, folder = checkout(), Path(out or "runs").expanduser().resolve()
+    root, folder = checkout(), place(out or "runs")
     if out is None and in_pages():
         return root / "runs"
     if root and folder.is_relative_to(root / "nbs"):
@@ -568,7 +584,8 @@ def change_figure(tried: list, change: dict):
         score, s = score_of([record])
         if s:
             label, value = SCORES[score], record.config[name]
-            line = record.key.replace(f"{name}={value}", name)
+            setting = rf"(?<=[.,]){name}={re.escape(str(value))}"
+            line = re.sub(setting, name, record.key, count=1)
             at = points.setdefault((figures.mechanism_of(record), line), {})
             at.setdefault(value, []).append(s.mean)
     lines = [
@@ -582,24 +599,30 @@ def change_figure(tried: list, change: dict):
     return figure
 
 # %% ../../../nbs/run/runs.ipynb #7d051330
+ABOUT = defstruct("About", [("tags", list[str], [])])
+CELL = defstruct("Cell", [("source", str | list[str]), ("metadata", ABOUT)])
+PAGE = defstruct("Page", [("cells", list[CELL])])
+
+
 def defaults(path) -> dict:
     "Literals assigned in the cell tagged `parameters`, by name."
     path, values = Path(path), {}
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", ())]
+    page = read_json(path.name, path.read_bytes(), PAGE, "save it again in Jupyter")
+    tagged = [c for c in page.cells if "parameters" in c.metadata.tags]
     if len(tagged) != 1:
         raise ValueError(
             f"{path.name} has {len(tagged)} cells tagged 'parameters'; it must have"
             " exactly one: correct the tags"
         )
-    for node in ast.parse("".join(tagged[0]["source"])).body:
-        try:
+    node = None
+    try:
+        for node in ast.parse("".join(tagged[0].source)).body:
             values[node.targets[0].id] = ast.literal_eval(node.value)
-        except (AttributeError, ValueError):
-            raise ValueError(
-                f"{path.name}: line {node.lineno} of the parameters cell is"
-                f" {shown(ast.unparse(node))}; write `name = literal`"
-            ) from None
+    except (AttributeError, SyntaxError, TypeError, ValueError) as error:
+        wrong = shown(ast.unparse(node)) if node else f"an error, {error}"
+        raise ValueError(
+            f"{path.name}: its parameters cell has {wrong}; write `name = literal`"
+        ) from None
     if lacks := [key for key in SHARED if key not in values]:
         raise ValueError(
             f"{path.name}: its cell tagged 'parameters' does not set {lacks[0]}; it"
@@ -656,21 +679,22 @@ def run_page(path, target, values: dict, home=None, last: str = "") -> Path:
         from nbconvert import HTMLExporter
 
     name, target = Path(path).name, Path(target)
-    page = nbformat.read(path, nbformat.NO_CONVERT)
+    try:
+        nbformat.validate(page := nbformat.read(path, nbformat.NO_CONVERT))
+    except (AttributeError, nbformat.ValidationError) as error:
+        why = f"{name} is not valid ({str(error).splitlines()[0]:.120})"
+        raise ValueError(f"{why}: save it again in Jupyter") from None
     page.cells += [nbformat.v4.new_code_cell(last)] if last else []
     how = dict(cwd=home, kernel_name="python3", language="python", progress_bar=False)
     how |= dict(extra_arguments=["--log-level=CRITICAL"], stderr_file=sys.stderr)
     places = str(PACKAGE.parent), os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory(prefix="dpcomm-") as folder:
         write_kernel_spec(Path(folder) / "kernels" / "python3")
-        inherited = dict(
-            JUPYTER_PATH=folder,
-            PYTHONPATH=os.pathsep.join(filter(None, places)),
-            IPYTHONDIR=folder,
-            DPCOMM_PROGRESS=str(int(sys.stderr.isatty())),
-            PYDEVD_DISABLE_FILE_VALIDATION="1",
-            MPLBACKEND="module://matplotlib_inline.backend_inline",
-        )
+        inherited = dict(JUPYTER_PATH=folder, IPYTHONDIR=folder)
+        inherited |= dict(PYTHONPATH=os.pathsep.join(filter(None, places)))
+        inherited |= dict(DPCOMM_PROGRESS=str(int(sys.stderr.isatty())))
+        inherited |= dict(PYDEVD_DISABLE_FILE_VALIDATION="1")
+        inherited |= dict(MPLBACKEND="module://matplotlib_inline.backend_inline")
         try:
             with mock.patch.dict(os.environ, inherited):
                 papermill.execute_notebook(page, target, values, **how)
@@ -679,15 +703,13 @@ def run_page(path, target, values: dict, home=None, last: str = "") -> Path:
                 raise Unfinished(error.evalue) from None
             if error.ename == "KeyboardInterrupt":
                 raise KeyboardInterrupt from None
-            raise CellError(
-                f"{name}: {error.ename}: {error.evalue}; {target} holds the traceback"
-            ) from None
+            why = f"{name}: {error.ename}: {error.evalue}"
+            raise CellError(f"{why}; {target} holds the traceback") from None
         except DeadKernelError:
             raise CellError(
                 f"{name}: its kernel was killed, often because memory ran out: free"
                 " some memory, then repeat the command with --resume"
             ) from None
     html, _ = HTMLExporter().from_filename(str(target))
-    of_strangers = r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>'
-    html = re.sub(of_strangers, "", html).encode()
-    return atomic_write(target.with_suffix(".html"), html)
+    foreign = r'<script[^>]*\bsrc="[^"]*"[^>]*>\s*</script>'
+    return atomic_write(target.with_suffix(".html"), re.sub(foreign, "", html).encode())

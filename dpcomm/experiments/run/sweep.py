@@ -25,9 +25,7 @@ from . import runs
 from .runs import Costs, Job
 
 # %% ../../../nbs/run/sweep.ipynb #b3107f0e
-def plan(
-    names, scale: str = "full", seeds=None, only="all", out=None, decide=False
-) -> list:
+def plan(names, scale="full", seeds=None, only="all", out=None, decide=False) -> list:
     """Every missing run that was asked for, as Job, the most cells an hour first; what a
     job needs stands before it. decide: only the seeds that can still change a verdict.
     """
@@ -224,9 +222,7 @@ def run_dask(jobs: list, client, out, end=None, device="cpu"):
 
 
 @contextmanager
-def dask_client(
-    jobs: list, processes: int, address: str = "", slurm: dict | None = None
-):
+def dask_client(jobs, processes: int, address: str = "", slurm: dict | None = None):
     "Workers of this machine, of a scheduler, or of Slurm, with memory for every job."
     with needs("run"):
         import dask

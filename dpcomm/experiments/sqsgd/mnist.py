@@ -82,11 +82,9 @@ def papers_curves(base: Base) -> dict:
 def additions(base: Base) -> dict:
     "Key -> mechanism, of curves that the paper does not have."
     curves, eps, top = {}, base.eps[::-1], base.eps[-1]
-    for name, others in (
-        ("best", dict(rule="best")),
-        ("projected", dict(projected="sum")),
-        ("tight", dict(projected="sum", span="tight")),
-    ):
+    changed = dict(best=dict(rule="best"), projected=dict(projected="sum"))
+    changed |= dict(tight=dict(projected="sum", span="tight"))
+    for name, others in changed.items():
         curves |= {f"{name}.eps{e:g}": base.sqsgd(eps=e, **others) for e in eps}
     curves |= {
         f"projected.{key}": dataclasses.replace(curve, projected="sum")
