@@ -87,7 +87,8 @@ def what_trains(arrays: dict, module=None) -> tuple:
     """What of a state travels.
 
     arrays: name -> array.
-    module: the network whose state it is; None: told from the arrays themselves.
+    module: the network whose state it is; None: told from the arrays themselves, and a
+        ValueError where two of them are equal.
     Returns: names of what trains, in order; name of a tied copy -> the name that it follows.
     """
     if module is not None:
@@ -456,7 +457,8 @@ class _Round:
 class Private(Promised, _Base):
     """Wrap an averaging Flower strategy so that it receives a mechanism's messages.
 
-    strategy: FedAvg, FedAdam, FedAvgM, FedProx or one of your own that averages.
+    strategy: FedAvg, FedAdam, FedAvgM, FedProx or one of your own that averages; it addresses
+        every node, and the cohort is drawn here.
     mechanism: the mod's; see `obstacle`.
     deployment: who takes part, how often; sampling 'fixed', 'poisson' or 'none'.
     max_epsilon: a round that would exceed it ends the run; None: the deployment's rounds do.
@@ -657,12 +659,8 @@ class Private(Promised, _Base):
         if arrays is None:
             return arrays, metrics
         stepped = {k: arrays[k].numpy() for k in (*now.names, *now.copies)}
-        for (
-            name,
-            array,
-        ) in now.before.items():  # what does not train stays, and all types
-            array = np.asarray(stepped.get(name, array), array.dtype)
-            arrays[name] = Array(array)
+        for name, array in now.before.items():  # what does not train stays
+            arrays[name] = Array(np.asarray(stepped.get(name, array), array.dtype))
         self.arrays = arrays
         return arrays, metrics
 
