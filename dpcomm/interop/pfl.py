@@ -68,7 +68,7 @@ class Private(Promised, _AnyPostprocessor):
             raise NotInstalled("pfl is not installed here: `pip install pfl==0.6.0`")
         fitting(mechanism, obstacle)
         super().__init__(mechanism, deployment, max_epsilon, seed, ("fixed", "none"))
-        self.round, self.shapes = 0, None
+        self.round, self.shapes = 0, {}
         self.due, self.asked, self.drawn_in = [], set(), None  # of a cohort
         if why := self.why_not():
             raise ValueError(why)
