@@ -106,14 +106,8 @@ def epsilons():
             except ValueError:
                 result[f"{label} | {name}"] = None
                 continue
-            result[f"{label} | {name}"] = [
-                made.eps,
-                made.unit,
-                made.relation,
-                made.sampling,
-                made.accountant,
-                made.trust,
-            ]
+            told = "eps unit relation sampling accountant trust".split()
+            result[f"{label} | {name}"] = [getattr(made, word) for word in told]
         for accountant in ACCOUNTANTS:
             how = dict(rounds=20, delta=1e-5, n_clients=100, cohort=10, d=10)
             takes = inspect.signature(mechanism.guarantee).parameters
@@ -201,9 +195,7 @@ def rounds():
     return result
 
 
-SMOKE = os.environ.get("WITNESS_SMOKE", "").split() or [
-    name for name in EXPERIMENTS if name not in ("frontier", "dprec-tight")
-]
+SMOKE = [name for name in EXPERIMENTS if name not in ("frontier", "dprec-tight")]
 TIMED = ("seconds", "cpu", "wall", "encode_ms", "decode_ms")
 
 
@@ -231,14 +223,8 @@ def smoke():
     return result
 
 
-SECTIONS = dict(
-    mechanisms=mechanisms,
-    epsilons=epsilons,
-    grids=grids,
-    tables=tables,
-    rounds=rounds,
-    smoke=smoke,
-)
+SECTIONS = (mechanisms, epsilons, grids, tables, rounds, smoke)
+SECTIONS = {section.__name__: section for section in SECTIONS}
 
 
 def differences(frozen, now, path=""):
@@ -259,11 +245,6 @@ def main(verb, *names):
         file = HERE / f"{name}.json"
         now = plain(SECTIONS[name]())
         old = json.loads(file.read_text()) if file.exists() else {}
-        if name == "smoke" and os.environ.get("WITNESS_SMOKE"):
-            if verb == "freeze":
-                now = old | now
-            else:
-                old = {k: v for k, v in old.items() if k.split()[0] in SMOKE}
         if verb == "freeze":
             rows = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in now.items()]
             file.write_text("{\n" + ",\n".join(rows) + "\n}\n")
