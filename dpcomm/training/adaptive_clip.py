@@ -26,8 +26,9 @@ class AdaptiveClip:
 
     quantile: share of updates that should be shorter than the clip, in [0, 1].
     rate: of the clip's geometric steps, > 0.
-    count_std: noise of the count, in clients, > 0; None: a twentieth of the cohort, or
-        the noise multiplier if that is more.
+    count_std: noise of the count, in clients, more than half the noise multiplier, or the
+        count alone would use up the epsilon; None: a twentieth of the cohort, or the
+        noise multiplier if that is more.
     """
 
     quantile: float = 0.5
@@ -43,12 +44,7 @@ class AdaptiveClip:
     def noise(self, sigma: float, cohort: float) -> float:
         "Standard deviation of the count's noise, in clients."
         std = max(cohort / 20, sigma) if self.count_std is None else self.count_std
-        if 2 * std <= sigma:
-            raise ValueError(
-                f"count_std is {std:g}; at a noise multiplier of {sigma:g} the count"
-                f" alone would use up the run's epsilon: pass more than {sigma / 2:g}"
-            )
-        return std
+        return check_number("count_std", std, f"({sigma / 2}, inf)")
 
     def split(self, mechanism, cohort: float, clip: float = None):
         "The mechanism at this round's clip, with the noise that is left for updates."
@@ -56,9 +52,8 @@ class AdaptiveClip:
         if not central and not isinstance(mechanism, OnRing):
             name = getattr(mechanism, "name", shown(mechanism))
             raise ValueError(
-                f"mechanism is {name}; an adaptive clip needs a noisy count, which only"
-                " these mechanisms provide: use gaussian or quantised, under secure sums"
-                " ddgauss or skellam, or leave adaptive out"
+                f"mechanism is {name}; an adaptive clip needs a noisy count: use gaussian"
+                " or quantised, under secure sums ddgauss or skellam, or no adaptive"
             )
         z, std = mechanism.sigma, self.noise(mechanism.sigma, cohort)
         clip = mechanism.clip_norm if clip is None else clip

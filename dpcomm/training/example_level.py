@@ -88,8 +88,7 @@ def check_mechanism(mechanism):
     if central or isinstance(mechanism, Imvu) and mechanism.clamp:
         raise ValueError(
             f"mechanism is {mechanism}; its client must release a sum of any length: use"
-            " a gaussian with local=True and exact=False (the guarantee then states that"
-            " noise is added in floating point), or imvu with clamp=False"
+            " a gaussian with local=True and exact=False, or imvu with clamp=False"
         )
     return mechanism
 

@@ -161,9 +161,7 @@ def check_promise(
     ways = ", ".join(dict.fromkeys(f"assuming({shown(k)})" for k, _ in faults if k))
     raise ValueError(
         f"the guarantee does not match this run: {'; '.join(why for _, why in faults)}."
-        " Account for this run"
-        + f", or declare the deviation, which is then printed first: {ways}"
-        * bool(ways)
+        " Account for this run" + f", or declare the deviation: {ways}" * bool(ways)
     )
 
 # %% ../../nbs/training/federated.ipynb #3cd4f13d
@@ -209,8 +207,7 @@ def _check_device(device):
         if torch.empty(1, device=torch.device(device)).device.type != "meta":
             return
     raise ValueError(
-        f"device is {shown(device)}; torch cannot use it on this machine: use 'cpu', or a"
-        " machine with this device"
+        f"device is {shown(device)}; torch cannot use it on this machine: use 'cpu'"
     )
 
 
@@ -267,13 +264,7 @@ def _last_round(promised, rounds, most):
     check_number("max_epsilon", most, "(0, inf)")
     if promised is None:
         raise ValueError("max_epsilon needs a guarantee: pass deployment or guarantee")
-    last = bisect_right(range(1, rounds + 1), most, key=lambda t: promised(t).eps)
-    if not last:
-        raise ValueError(
-            f"max_epsilon is {most:g}, and the first round alone has epsilon"
-            f" {promised(1).eps:.3g}: raise it, or use more noise"
-        )
-    return last
+    return bisect_right(range(1, rounds + 1), most, key=lambda t: promised(t).eps)
 
 
 @dataclass(frozen=True)
@@ -471,13 +462,10 @@ def simulate(
     _check_device(device)
     if eps not in (None, math.inf):
         raise ValueError(
-            f"eps is {shown(eps)}; only math.inf is taken here, a run without privacy: for"
-            " any other pass deployment.calibrate(name, eps=...) as the mechanism"
+            f"eps is {shown(eps)}; only math.inf is taken: use deployment.calibrate(...)"
         )
     if eps is not None and (guarantee or max_epsilon or adaptive):
-        raise ValueError(
-            "eps is inf, and guarantee, max_epsilon and adaptive need privacy: leave them out"
-        )
+        raise ValueError("eps is inf: leave out guarantee, max_epsilon and adaptive")
     if resume and not checkpoint:
         raise ValueError("resume is True, and there is no checkpoint: pass one")
     whom = check_choice("unit", unit or "client", ("client", "example"))
@@ -495,8 +483,7 @@ def simulate(
         extra["adaptive"], marks["adaptive"] = adaptive, repr(adaptive)
     if extra and advance is not one_round:
         raise ValueError(
-            "weights and adaptive work only with federated.one_round, and advance is"
-            f" {getattr(advance, '__module__', advance)!s:.40}'s: leave them out"
+            "weights and adaptive need advance=federated.one_round: leave them out"
         )
     notes = [_fewer_steps(task)]
     if (eps or deployment) and not getattr(task.mechanism, "relations", True):
@@ -513,11 +500,10 @@ def simulate(
     run, optimiser, about = start_run(
         task, device, checkpoint, resume, unit=whom, more=marks, last=last
     )
-    if run.round > last:
+    if (done := max(run.round, 1)) > last:
         raise ValueError(
-            f"max_epsilon is {max_epsilon:g}, and the {run.round:,} rounds of the"
-            f" checkpoint already have epsilon {promised(run.round).eps:.3g}: raise"
-            " it, or do not resume the run"
+            f"max_epsilon is {max_epsilon:g}, and after round {done:,} epsilon is"
+            f" {promised(done).eps:.3g}: raise it, or start a run with more noise"
         )
     run.notes = tuple(filter(None, notes))
     if not run.finished:
@@ -580,8 +566,7 @@ def train(
     for name in settings.keys() - config - options:
         if (meant := nearest(name, sorted(config | options | decided))) in decided:
             raise ValueError(
-                f"setting is {shown(name)}; the deployment decides {meant}: pass"
-                f" Deployment({meant}=...)"
+                f"setting is {shown(name)}; pass Deployment({meant}=...) for it"
             )
         check_choice("setting", name, sorted(config | options))
     if not hasattr(clients, "visit"):

@@ -132,8 +132,7 @@ def sum_messages(mechanism, a, f, rng: np.random.Generator, noise=None) -> np.nd
     gaussian = isinstance(mechanism, Gaussian)
     if gaussian and (mechanism.exact or not mechanism.local):
         raise ValueError(
-            f"mechanism is {mechanism}; each message must be private by itself, and the"
-            " noise of many is added in floating point: pass local=True, exact=False"
+            f"mechanism is {mechanism}; it must have local=True, exact=False: pass both"
         )
     noise = rng.standard_normal((a.shape[1], f.shape[1])) if noise is None else noise
     top = float((np.abs(a).max(1) * np.maximum(f.max(1), -f.min(1))).max())

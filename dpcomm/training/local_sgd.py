@@ -408,9 +408,6 @@ def _sgd(params, grads, lr, masks):
         p.sub_(g if mask is None else g * mask, alpha=lr)
 
 # %% ../../nbs/training/local_sgd.ipynb #c284f835
-REFUSALS = "vmap", "transform", "Batching rule"  # words of torch.func's errors
-
-
 def _each(loss, outputs, targets):
     if loss in (None, cross_entropy):
         return cross_entropy(outputs, targets, "none")
@@ -437,15 +434,7 @@ def train_vmap(model, w, x, y, plan, lr, mask=None, loss=None, training=True):
         filled = torch.where(index >= 0, index, plan[:, 0, :1]).clamp_min(0)
         there = (index >= 0).to(w.dtype)
         weights = there / there.sum(-1, keepdim=True).clamp_min(1)
-        try:
-            grads, value = step(params, x[filled], y[filled], weights)
-        except RuntimeError as error:
-            if not any(word in str(error) for word in REFUSALS):
-                raise
-            raise ValueError(
-                f"{type(model).__name__} does not work with vmap"
-                f" ({str(error).splitlines()[0]:.80}): use engine='loop'"
-            ) from error
+        grads, value = step(params, x[filled], y[filled], weights)
         _sgd(params, grads, lr, masks)
         total += value
     rows = [p.reshape(len(plan), s.numel()) for p, s in zip(params, start.values())]
@@ -487,9 +476,7 @@ def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
                 train_vmap(*visit, None, loss)
     except torch.OutOfMemoryError:
         raise
-    except ValueError as error:
-        return str(error).removesuffix(": use engine='loop'")
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return f"{type(model).__name__} does not work with {name} ({told(error)})"
     gap, size = float((ours - wanted).norm()), float(wanted.norm())
     coarse = any(p.dtype in HALF for p in model.parameters())

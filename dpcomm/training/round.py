@@ -194,21 +194,18 @@ def average(mechanism, total: Tensor, like: Tensor, n: int, cohort: float, rng):
     return mechanism.reconstruct(total.to(like.dtype), cohort, len(like))
 
 # %% ../../nbs/training/round.ipynb #010b4172
-def shares(weights, n_clients: int) -> np.ndarray | None:
+def shares(weights, n_clients: int) -> np.ndarray:
     """Clients' weights as shares of the largest.
 
-    weights: one a client, finite, >= 0, not all 0; public, or None.
+    weights: one a client, finite, >= 0, not all 0; public.
     n_clients: in the federation.
-    Returns: (n_clients,) float64, the largest is 1; None where weights is.
+    Returns: (n_clients,) float64, the largest is 1.
     """
-    if weights is None:
-        return None
     p = check_reals("weights", weights, "[0, inf)")
     if p.shape != (n_clients,) or not p.any():
         raise ValueError(
-            f"weights is {shown(weights)}; there must be one for each of the"
-            f" {n_clients} clients, all finite and non-negative, and not all 0: pass"
-            " for example np.minimum(federation.sizes, 100)"
+            f"weights is {shown(weights)}; it must hold one for each of the {n_clients}"
+            " clients, not all 0: pass for example np.minimum(federation.sizes, 100)"
         )
     return p / p.max()
 

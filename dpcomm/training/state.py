@@ -80,10 +80,7 @@ class Config(Named):
         check_choice("server", self.server, ("sgd", "momentum", "adam"))
         for name, server in dict(momentum="momentum", adam_eps="adam").items():
             if self.server != server and getattr(self, name) != getattr(Config, name):
-                raise ValueError(
-                    f"{name} is {getattr(self, name):g}; server = {shown(self.server)} does"
-                    f" not use it: pass server={shown(server)}, or leave {name} out"
-                )
+                check_choice(f"server, together with {name},", self.server, [server])
         check_choice("engine", self.engine, ("auto", *ENGINES))
 
 # %% ../../nbs/training/state.ipynb #1d2e741c
@@ -99,11 +96,8 @@ def sample_cohort(
     Returns: client numbers, ascending; repeats only with replacement.
     """
     check_choice("sampling", sampling, ("fixed", "replacement", "poisson"))
-    if sampling != "replacement" and cohort > n_clients:
-        raise ValueError(
-            f"cohort is {cohort}, but there are only {n_clients} clients: "
-            "lower cohort, or use sampling='replacement'"
-        )
+    if sampling != "replacement":
+        check_between("cohort", cohort, 0, n_clients)
     if sampling == "poisson":
         return np.flatnonzero(rng.random(n_clients) < cohort / n_clients)
     return np.sort(rng.choice(n_clients, cohort, replace=sampling == "replacement"))
@@ -185,10 +179,8 @@ class Task:
 
     def __post_init__(self):
         if not hasattr(self.federation, "visit"):
-            raise TypeError(
-                f"federation is a {type(self.federation).__name__}; it must be a"
-                " Federation: pass Federation.of(clients, test=(x, y))"
-            )
+            kind = type(self.federation).__name__
+            raise TypeError(f"federation is a {kind}; pass Federation.of(clients, ...)")
 
     @property
     def n_clients(self) -> int:
@@ -370,8 +362,7 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
         stored = dict(state["fingerprint"])
     except UNREADABLE as error:
         raise ValueError(
-            f"{Path(path).name} is not a checkpoint of this version"
-            f" ({type(error).__name__}): delete it, or run without resume"
+            f"{Path(path).name} is not a checkpoint of this version: delete it"
         ) from error
     for name in fingerprint | stored:
         was, now = (side.get(name) for side in (stored, fingerprint))
@@ -387,9 +378,7 @@ def try_place(path) -> None:
     "Write and remove a file beside a checkpoint, so that an error comes before the work."
     path = Path(path)
     if path.is_dir() or "\0" in str(path):
-        raise IsADirectoryError(
-            f"checkpoint is {shown(str(path))}, not a file's name: name a file"
-        )
+        raise IsADirectoryError(f"checkpoint is {shown(str(path))}; name a file instead")
     trial = path.with_name(f".{path.name}.{os.getpid()}.trial")
     atomic_write(trial, b"").unlink()
 
@@ -422,11 +411,9 @@ def start_run(task, device, checkpoint, resume, unit, more: dict, last: int) -> 
     w, config = pack(check_model(task.model)).cpu(), task.config
     print_of_run = fingerprint(task, w, device, unit, checkpoint) | more
     memory = task.mechanism.client_memory(task.n_clients, len(w))
-    if memory is not None and config.sampling == "replacement":
-        raise ValueError(
-            "sampling is 'replacement', which may draw a client twice in a round, and"
-            " this mechanism keeps one memory per client: use 'fixed' or 'poisson'"
-        )
+    if memory is not None:  # of one visit a round
+        how = "sampling, where clients keep a memory,"
+        check_choice(how, config.sampling, ("fixed", "poisson"))
     memory, w = None if memory is None else memory.to(device), w.to(device)
     run = Run(w, 0, False, Ledger(task.n_clients), [], 0.0, memory, initial=task.model)
     optimiser = server_optimiser(w, config)
@@ -438,8 +425,7 @@ def start_run(task, device, checkpoint, resume, unit, more: dict, last: int) -> 
     done, rounds = state["round"], config.rounds
     if rounds < done or rounds == done and not state["finished"]:
         raise ValueError(
-            f"rounds is {rounds}, and the checkpoint has already done {done}:"
-            f" raise rounds above {done}, or run without resume"
+            f"rounds is {rounds}, and the checkpoint has done {done}: raise rounds"
         )
     run.w.copy_(state["w"])
     optimiser.load_state_dict(state["optimiser"])

@@ -158,7 +158,7 @@ def test_what_cannot_move_is_refused():
         noise = mechanism(name, clip_norm=1.0, sigma=2.0, **given)
         with pytest.raises(ValueError, match="use gaussian or quantised"):
             run(AdaptiveClip(), s=s, make=lambda **_: noise)
-    with pytest.raises(ValueError, match="adaptive work only with federated.one_round"):
+    with pytest.raises(ValueError, match="adaptive need advance=federated.one_round"):
         run(AdaptiveClip(), advance=lambda *a, **k: 0.0)
 
 

@@ -151,8 +151,10 @@ def test_a_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path, 
     out = capsys.readouterr().out
     assert "stopped after 3 of 6 rounds: the next would raise epsilon" in out
     assert go(max_epsilon=budget, **how).history == run.history
-    with pytest.raises(ValueError, match="the checkpoint already have epsilon"):
+    with pytest.raises(ValueError, match="and after round 3 epsilon is"):
         go(max_epsilon=spent[1], **how)
+    with pytest.raises(ValueError, match="and after round 1 epsilon is"):
+        go(max_epsilon=spent[0] / 2)
     raised = go(max_epsilon=9.0, **how)
     assert raised.finished and raised.history == whole.history
     assert torch.equal(raised.w, whole.w)
