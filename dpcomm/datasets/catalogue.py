@@ -43,12 +43,16 @@ def data_root(root=None) -> Path:
     return Path(os.environ.get("DPCOMM_DATA", default))
 
 # %% ../../nbs/datasets/catalogue.ipynb #data0rt3
-def absent(name: str, what: str, folder: str) -> FileNotFoundError:
-    "The error for files that are missing: what to put into which folder."
-    return FileNotFoundError(
-        f"{name} is not under the data root: put {what} into <data root>/{folder}"
-        " (set DPCOMM_DATA)"
-    )
+def find(name: str, file: str, root=None) -> Path:
+    "A file of a data set; FileNotFoundError says whose it is and where to put it."
+    _, _, folder, _, source = next(row for row in CATALOGUE if row[0] == name)
+    path = data_root(root) / folder / file
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{name} is not under the data root: put {file} ({source}) into"
+            f" <data root>/{folder} (set DPCOMM_DATA)"
+        )
+    return path
 
 # %% ../../nbs/datasets/catalogue.ipynb #88556dee
 def overview() -> list:

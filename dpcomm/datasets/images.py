@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..core.checks import check_between, check_choice, needs, shown
 from ..core.files import check_digest, unpack
 from ..core.random import drawing, seed_tree
-from .catalogue import absent, data_root
+from .catalogue import data_root, find
 
 # %% ../../nbs/datasets/images.ipynb #3422d051
 @dataclass(frozen=True)
@@ -129,41 +129,29 @@ WRITERS = "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5"
 
 
 def _writers(root):
-    path = root / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
-    if not path.exists():
-        file = f"QMNIST's label file {path.name}"
-        raise absent("mnist-by-writer", file, "QMNIST/raw")
+    path = find("mnist-by-writer", "qmnist-train-labels-idx2-int.gz", root)
     raw = unpack(path, 12 + 60_000 * 8 * 4)
     check_digest(path, WRITERS, raw)
     table = np.frombuffer(raw, ">i4", offset=12).reshape(-1, 8)
     return table[:, 2].astype(np.int64)
 
 # %% ../../nbs/datasets/images.ipynb #7f62536e
-def _refuse_damaged(name, root, folder, error):
-    if any((root / folder).glob("*")):
-        raise ValueError(
-            f"{name} cannot be read ({type(error).__name__}): its files are damaged or"
-            f" incomplete; delete {folder} under the data root and download them again"
-        ) from None
-
-
-def _arrays(name, root, download):
-    if name == "digits":
-        return _digits()
+def _read(name, kind, folder, root, **how):
     with needs("run"):
         from torchvision import datasets
 
-    kind, folder, _ = SETS[name]
-    read = partial(getattr(datasets, kind), root)
-    fetch = download or any((root / folder).glob("*.gz"))  # what is packed is unpacked
+    read = partial(getattr(datasets, kind), root, **how)
     try:
-        return _images([read(train=t, download=fetch) for t in (True, False)])
+        return _images([read(train=train) for train in (True, False)])
     except Exception as error:  # torchvision's and pickle's are of many kinds
-        _refuse_damaged(name, root, folder, error)
+        if any((root / folder).glob("*")):
+            raise ValueError(
+                f"{name} cannot be read ({type(error).__name__}), its files are damaged or"
+                f" incomplete: delete {root / folder}, and download them again"
+            ) from None
         raise FileNotFoundError(
-            f"{name} is not under the data root, and was not downloaded"
-            f" ({type(error).__name__}): run `dpcomm data DIR {name}` where there is a"
-            f" network, or put its files into DIR/{folder}; then set DPCOMM_DATA to DIR"
+            f"{name} is not under the data root ({type(error).__name__}): run `dpcomm data"
+            f" DIR {name}` where there is a network, and set DPCOMM_DATA to DIR"
         ) from None
 
 
@@ -177,13 +165,16 @@ def load(name: str, root=None, download: bool = True) -> Dataset:
     """
     check_choice("name", name, names())
     root = data_root(root)
-    arrays = _arrays(name, root, download)
+    if name == "digits":
+        return Dataset(name, *_digits())
+    kind, folder, published = SETS[name]
+    packed = any((root / folder).glob("*.gz"))  # which a download unpacks
+    arrays = _read(name, kind, folder, root, download=download or packed)
     writers = _writers(root) if name == "mnist-by-writer" else None
     data = Dataset(name, *arrays, writers=writers)
-    if name in SETS and data.content_hash != SETS[name][2]:
+    if (found := data.content_hash) != published:
         raise ValueError(
-            f"{name} has {len(data.y)} training images and the hash"
-            f" {data.content_hash}; the published one is {SETS[name][2]}: delete its"
+            f"{name} has the hash {found}; the published one is {published}: delete its"
             " files and download it again"
         )
     return data
@@ -200,9 +191,7 @@ def _numbers(side):
         side = side.astype(side.dtype.newbyteorder("="), copy=False)
     x = torch.as_tensor(side).detach()
     if x.is_complex():
-        raise ValueError(
-            "complex numbers are not supported: pass real and imaginary parts as separate entries"
-        )
+        raise ValueError("complex numbers are not supported: pass two real ones each")
     return x if x.layout is torch.strided else x.to_dense()
 
 
@@ -257,8 +246,7 @@ def _rows(held):
         n = len(held)
     except TypeError:
         raise ValueError(
-            "it does not say how many examples it has, and may have no end: pass"
-            " [*it], or [*itertools.islice(it, n)]"
+            "it does not say how many examples it has: pass [*itertools.islice(it, n)]"
         ) from None
     if not n:
         return [], []
@@ -315,8 +303,7 @@ def _pair(held, who):
         why = f" ({str(error).partition(chr(10))[0][:120]})" if said else ""
         raise ValueError(
             f"{who} has a {type(held).__name__} that is not a pair of numeric arrays{why}:"
-            " pass (inputs, targets) of each client, or a torch Dataset; several inputs are"
-            " a tuple (by position) or a dict (by name) of arrays"
+            " pass (inputs, targets) or a Dataset, several inputs as a tuple or a dict"
         ) from error
     if any(not part.ndim or len(part) != len(y) for part in tree_leaves((x, y))):
         raise ValueError(
@@ -355,21 +342,20 @@ class Federation:
             clients = [*clients.values()]
         if not isinstance(clients, Iterable) or getattr(clients, "ndim", 1) == 0:
             raise TypeError(
-                f"clients is {shown(clients)}; it must hold the data of each client: pass"
-                " [(x, y), (x, y), ...]"
+                f"clients is {shown(clients)}; pass the data of each: [(x, y), (x, y), ...]"
             )
         pairs = [_pair(held, f"client {i}") for i, held in enumerate(clients)]
         x_test, y_test = _pair(test, "test")
         ends = np.cumsum([len(y) for _, y in pairs])
         if not len(ends) or not ends[-1]:
             raise ValueError("clients have no examples: pass a pair (x, y) of each")
-        for k, (what, like) in enumerate((("inputs", x_test), ("targets", y_test))):
-            for i, pair in enumerate(pairs):
-                if len(pair[k]) and _form(pair[k]) != _form(like):
-                    raise ValueError(
-                        f"client {i} has {what} of shape {_form(pair[k])}, and the test"
-                        f" set of shape {_form(like)}: give both the same shape"
-                    )
+        like = _form((x_test, y_test))
+        for i, pair in enumerate(pairs):
+            if len(pair[1]) and _form(pair) != like:
+                raise ValueError(
+                    f"client {i} has inputs and targets of shape {_form(pair)}, the test"
+                    f" set of shape {like}: give both the same"
+                )
         x, y = (
             tree_map(lambda *same: torch.cat(same), *(s for s in sides if len(s)))
             for sides in zip(*pairs)
@@ -445,15 +431,13 @@ def dirichlet_equal(
     rng: stream of the partition.
     Returns: tuple of index arrays of n / n_clients images each.
     """
-    labels = np.asarray(labels)
-    if len(labels) % n_clients:
+    labels, n = np.asarray(labels), len(labels)
+    if n % n_clients:
         raise ValueError(
-            f"n_clients is {n_clients}; it must divide the {len(labels)} images: use"
-            " dirichlet_dealt for unequal clients"
+            f"n_clients is {n_clients}; it must divide {n} images: use dirichlet_dealt"
         )
-    size = len(labels) // n_clients
+    size, parts = n // n_clients, []
     pools = [pool.tolist() for pool in _pools(labels, np.unique(labels), rng)]
-    parts = []
     for q in rng.dirichlet([alpha] * len(pools), size=n_clients):
         part = []
         while len(part) < size:
@@ -510,8 +494,7 @@ def dirichlet_dealt(
                 raise ValueError("a client has no image: use fewer, or a larger alpha")
             return parts
     raise ValueError(
-        f"spread is {spread}; none of 20,000 draws came within 0.05 of it: choose a"
-        " spread that the rule can reach"
+        f"spread is {spread}; no draw of 20,000 came within 0.05 of it: change spread"
     )
 
 # %% ../../nbs/datasets/images.ipynb #d0img14
@@ -544,9 +527,7 @@ def femnist(root=None, whole: bool = True) -> Federation:
 
     arrays, sizes = [], []
     for split in ("train", "test"):
-        path = data_root(root) / "femnist" / f"fed_emnist_{split}.h5"
-        if not path.exists():
-            raise absent("femnist", f"TFF's {path.name}", "femnist")
+        path = find("femnist", f"fed_emnist_{split}.h5", root)
         with h5py.File(path, "r") as file:
             held = file["examples"].values()
             users = [(user["pixels"][()], user["label"][()]) for user in held]
@@ -574,16 +555,9 @@ def emnist(root=None) -> Dataset:
     root: data root, default data_root(); the files lie in EMNIST/raw.
     Returns: digits, upright.
     """
-    with needs("run"):
-        from torchvision import datasets
-
-    name, how = "emnist-mnist", dict(root=data_root(root), split="mnist")
-    try:
-        sets = [datasets.EMNIST(train=train, **how) for train in (True, False)]
-    except Exception as error:
-        _refuse_damaged(name, how["root"], "EMNIST/raw", error)
-        raise absent(name, f"{name}-*-ubyte, unpacked,", "EMNIST/raw") from None
-    x, y, x_test, y_test = _images(sets)
+    name, root = "emnist-mnist", data_root(root)
+    folder = find("emnist", f"{name}-train-images-idx3-ubyte", root).parent
+    x, y, x_test, y_test = _read(name, "EMNIST", folder, root, split="mnist")
     if (counts := (len(x), len(x_test))) != EMNIST:
         raise ValueError(f"{name} has {counts} images of {EMNIST}: download it again")
     return Dataset(name, x.mT.contiguous(), y, x_test.mT.contiguous(), y_test)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..core.checks import check_between
 from ..core.files import check_digest
-from .catalogue import absent
-from .images import Dataset, Federation, data_root
+from .catalogue import find
+from .images import Dataset, Federation
 
 # %% ../../nbs/datasets/medical.ipynb #161a97fc
 @dataclass(frozen=True)
@@ -69,13 +69,6 @@ DIGESTS = {  # SHA-256 of diabetic_data.csv; of every stay: number, outcome, rec
     "physionet2012": "6ebf9907e7843e92cc3611997c341d5b87501ac92d1967cf71963f7c434c92b6",
 }
 
-# %% ../../nbs/datasets/medical.ipynb #7d7bf983
-def _content(path, what):
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise absent(what, path.name, path.parent.name) from None
-
 # %% ../../nbs/datasets/medical.ipynb #fc607c6f
 ADMISSION_TYPES = {  # others: Unknown
     "1": "Emergency",
@@ -103,8 +96,8 @@ def diabetes130(root=None) -> Records:
     root: data root, default data_root().
     Returns: the data, after its counts were checked.
     """
-    path = data_root(root) / "diabetes130/dataset_diabetes/diabetic_data.csv"
-    content = _content(path, "diabetes130")
+    path = find("diabetes130", "dataset_diabetes/diabetic_data.csv", root)
+    content = path.read_bytes()
     check_digest(path, DIGESTS["diabetes130"], content)
     rows = [*csv.DictReader(content.decode().splitlines())]
     names = list(rows[0])
@@ -150,17 +143,17 @@ def first_day(text: str) -> dict:  # name -> values
     return day
 
 # %% ../../nbs/datasets/medical.ipynb #d0med12
-def _stays(folder):
+def _stays(root):
     stays, died, parts = [], [], []
     for letter in "abc":
-        table = _content(folder / f"Outcomes-{letter}.txt", "physionet2012")
-        for line in table.decode(errors="replace").splitlines()[1:]:
+        table = find("physionet2012", f"Outcomes-{letter}.txt", root)
+        for line in table.read_bytes().decode(errors="replace").splitlines()[1:]:
             number, outcome = line.partition(",")[0], line.rpartition(",")[2]
-            path = folder / f"set-{letter}" / f"{number}.txt"
+            path = table.parent / f"set-{letter}" / f"{number}.txt"
             stays.append(path.read_bytes() if path.is_file() else b"")
             died.append(outcome)
             parts.append(f"{number} {outcome} ".encode() + stays[-1])
-    check_digest(folder, DIGESTS["physionet2012"], b"".join(parts))
+    check_digest(table.parent, DIGESTS["physionet2012"], b"".join(parts))
     return [first_day(stay.decode()) for stay in stays], [*map(int, died)]
 
 # %% ../../nbs/datasets/medical.ipynb #6919f3a6
@@ -193,7 +186,7 @@ def physionet2012(root=None) -> Records:
     root: data root, default data_root().
     Returns: the data, after its counts were checked.
     """
-    stays, died = _stays(data_root(root) / "physionet2012")
+    stays, died = _stays(root)
     codes, numbers = map(_stay_codes, stays), _stay_numbers(stays)
     return assemble("physionet2012", codes, numbers, died)
 

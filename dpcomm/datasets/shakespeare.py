@@ -12,7 +12,7 @@ from msgspec import defstruct
 
 from ..core.files import check_digest, read_json, unpack
 from ..core.random import seed_tree
-from .catalogue import absent, data_root
+from .catalogue import find
 from .images import Dataset, Federation
 
 # %% ../../nbs/datasets/shakespeare.ipynb #67d9d56d
@@ -45,10 +45,7 @@ ROLES = defstruct("Roles", [("users", list[str]), ("speeches", dict[str, list[st
 # %% ../../nbs/datasets/shakespeare.ipynb #d0sha04
 def read_roles(path) -> dict:  # user -> cleaned text, in the order of the file
     "What every role says. [public-domain text of the plays]"
-    try:
-        said = read_json(FILE, unpack(path, MOST), ROLES)
-    except FileNotFoundError:
-        raise absent("shakespeare", FILE, "shakespeare") from None
+    said = read_json(FILE, unpack(path, MOST), ROLES)
     return {user: clean_text(said.speeches.get(user, ())) for user in said.users}
 
 # %% ../../nbs/datasets/shakespeare.ipynb #627d4988
@@ -71,8 +68,7 @@ def _windows(texts):
         k, first = split_windows(n)
         if k < 1 or first >= n:
             raise ValueError(
-                f"a role has {len(text)} characters, too few for a training and a test"
-                " window (900 are enough): ask for fewer clients, or leave it out"
+                f"a role has {len(text)} characters, too few: leave out those below 900"
             )
         train.append(start + np.arange(k))
         test.append(start + np.arange(first, n))
@@ -113,7 +109,7 @@ def shakespeare(
     n_test: keep so many test windows, evenly spaced; None: all.
     Returns: a client a role.
     """
-    texts = read_roles(data_root(root) / "shakespeare" / FILE)
+    texts = read_roles(find("shakespeare", FILE, root))
     check_digest(FILE, TEXTS, "\n".join(texts.values()).encode())
     chosen = longest_roles(texts, n_clients)
     how = f"shakespeare, the {n_clients} longest of {len(texts)} roles, a client a role"

@@ -8,6 +8,7 @@ __all__ = ['read_counts', 'LazyFederation', 'from_files']
 # %% ../../nbs/datasets/stackoverflow.ipynb #ae9151c3
 import hashlib
 import json
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 
 from ..core.checks import check_between, needs
 from ..core.random import seed_tree
-from .catalogue import absent, data_root
+from .catalogue import find
 from .images import Dataset, Federation
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #d0so11
@@ -34,8 +35,7 @@ def read_counts(path: Path, n: int) -> dict:  # word -> number, most frequent fi
     else:
         counts = {w: int(k) for w, k in map(str.split, text.splitlines())}
     check_between("n", n, 1, len(counts))
-    frequent = sorted(counts, key=lambda word: -counts[word])[:n]
-    return {word: i for i, word in enumerate(frequent)}
+    return {word: i for i, (word, _) in enumerate(Counter(counts).most_common(n))}
 
 # %% ../../nbs/datasets/stackoverflow.ipynb #8f2dd05d
 def _padded(lists):
@@ -130,11 +130,8 @@ def from_files(
     whole: assert the number of clients of the full data set.
     Returns: clients and a test set; FileNotFoundError where a file is missing.
     """
-    folder = data_root(root) / "stackoverflow"
     for end in ("_train.h5", "_test.h5", ".word_count", ".tag_count"):
-        if not (folder / f"stackoverflow{end}").exists():
-            file = f"TFF's stackoverflow{end}"
-            raise absent("stackoverflow", file, "stackoverflow")
+        folder = find("stackoverflow", f"stackoverflow{end}", root).parent
     words = read_counts(folder / "stackoverflow.word_count", n_words)
     tags = read_counts(folder / "stackoverflow.tag_count", n_tags)
     with _examples(folder, "train") as train, _examples(folder, "test") as test:

@@ -98,9 +98,9 @@ def test_invented_patients_are_the_same_again_and_can_be_learned(made):
 
 
 def test_a_missing_table_is_named_and_an_altered_one_noticed(tmp_path):
-    with pytest.raises(FileNotFoundError, match="put diabetic_data.csv into"):
+    with pytest.raises(FileNotFoundError, match="/diabetic_data.csv .UCI.* into"):
         medical.diabetes130(tmp_path)
-    with pytest.raises(FileNotFoundError, match="put Outcomes-a.txt into"):
+    with pytest.raises(FileNotFoundError, match="put Outcomes-a.txt .* into"):
         medical.physionet2012(tmp_path)
     table = tmp_path / "diabetes130" / "dataset_diabetes" / "diabetic_data.csv"
     table.parent.mkdir(parents=True)

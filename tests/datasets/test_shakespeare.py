@@ -70,7 +70,7 @@ def roles(folder, texts):
 
 
 def test_a_broken_or_absent_file_of_roles(tmp_path):
-    says = "put shakespeare_roles.json.gz into .*/shakespeare .*DPCOMM_DATA"
+    says = "put shakespeare_roles.json.gz .* into .*/shakespeare .*DPCOMM_DATA"
     with pytest.raises(FileNotFoundError, match=says):
         shakespeare.shakespeare(tmp_path)
     path = roles(tmp_path, TEXTS)

@@ -430,7 +430,7 @@ def test_clients_bring_their_own_data():
     for stream in (Stream(), torch.utils.data.DataLoader(Stream()), endless):
         with pytest.raises(ValueError, match="does not say how many examples"):
             Federation.of([stream], test=swapped)
-    with pytest.raises(TypeError, match="clients is 7; it must hold the data of each"):
+    with pytest.raises(TypeError, match="clients is 7; pass the data of each"):
         Federation.of(7, test=swapped)
 
 
