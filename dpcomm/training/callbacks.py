@@ -71,15 +71,14 @@ class Progress(Callback):
         if self.bar is not None:
             return
         columns = shutil.get_terminal_size().columns
-        label, every = self.label, self.every
+        label, how = self.label, dict[str, Any](total=task.config.rounds, miniters=0)
         if self.terminal:
             label = label[: max(12, columns - NUMBERS)].rstrip(" ,(")
-            how: dict[str, Any] = dict(bar_format=BAR, ncols=columns - 1, miniters=0)
+            how |= dict(bar_format=BAR, ncols=columns - 1)
         else:
-            how = dict(bar_format=LINE, file=self, leave=False)
-            how |= dict(mininterval=every, delay=every, miniters=0)
-        how |= dict(desc=label or None, total=task.config.rounds, initial=run.round)
-        self.bar = tqdm(**how)
+            how |= dict(bar_format=LINE, file=self, leave=False)
+            how |= dict(mininterval=self.every, delay=self.every)
+        self.bar = tqdm(desc=label or None, initial=run.round, **how)
 
     def within_round(self, run, task, done, visits):
         now = run.round + 100 * done // visits / 100

@@ -173,11 +173,7 @@ def said_by(deployment: Deployment) -> dict:
 
 
 def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0):
-    """A task as its deployment has it, rounds -> Guarantee, and the unit.
-
-    A setting of the config that is its default gives way; one that contradicts the
-    deployment is refused. `counts`: entries of a message besides the update's.
-    """
+    "A task as its deployment has it, with `counts` more entries; its guarantee and unit."
     s, decided, d = deployment, said_by(deployment), len(pack(check_model(task.model)))
     given = {name: getattr(task.config, name) for name in decided}
     here = {k: v for k, v in given.items() if v != getattr(Config, k)}
@@ -193,8 +189,6 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
     visits = s.messages if s.sampling == "replacement" else s.visits
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
     task = replace(task, config=replace(task.config, **decided), visits=visits)
-    if s.visits is not None:
-        task.cohort(s.rounds - 1)  # refuses cohorts that cannot be filled
 
     def promised(t):
         return s.after(t).guarantee(task.mechanism)
@@ -473,7 +467,7 @@ def simulate(
         counts = int(adaptive is not None and isinstance(task.mechanism, OnRing))
         task, guarantee, whom = deployed(task, deployment, guarantee, unit, counts)
     if task.visits is not None and task.config.sampling == "fixed":
-        task.cohort(task.config.rounds - 1)  # refuses what leaves the last round short
+        task.cohort(task.config.rounds - 1)  # refuses visits that leave it short
     extra, marks = {}, dict(delta=deployment and deployment.delta)
     if weights is not None:
         extra["share"] = shares(weights, task.n_clients)

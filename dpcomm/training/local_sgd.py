@@ -451,11 +451,7 @@ ENGINES = {
 
 # %% ../../nbs/training/local_sgd.ipynb #21fbe9d1
 def first_step_differs(name, model, data, part, device="cpu", loss=None) -> str:
-    """Why a fast engine does not take the reference's first step; '' if it does.
-
-    Tried on examples of a client, by two clients who hold all of them and half of them,
-    from weights that are not the module's own.
-    """
+    "Why a fast engine does not take the reference's first step; '' if it does."
     some = torch.from_numpy(np.asarray(part, np.int64)[:: -(-len(part) // 8)])
     x, y = (side[some].to(device) for side in (data.x, data.y))
     w, exact = pack(model).to(device), name in ("fused", "graphed")
@@ -502,11 +498,7 @@ def obstacle(name, model, device="cpu", data=None, loss=None, part=()) -> str:
 
 
 def pick_engine(name, model, device="cpu", data=None, loss=None, part=()) -> tuple:
-    """The engine of a run, and why it is not a faster one, '' where there is none.
-
-    `auto` is the fastest that can; one that is named and cannot train the model is
-    refused. It is tried on a client's part of the data, where there is one.
-    """
+    "The engine of a run, and why it is not a faster one, '' where there is none."
     if name != "auto":
         if why := obstacle(name, model, device, data, loss, part):
             raise ValueError(f"{why}: use engine='loop'")

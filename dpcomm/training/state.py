@@ -329,10 +329,8 @@ class Run:
     def __str__(self):
         state = "finished" if self.finished else "stopped"
         last = (self.history or [{}])[-1].items()
-        last = {k: v for k, v in last if "bits" not in str(k)}
-        scores = ", ".join(
-            f"{k} {v:.4g}" for k, v in last.items() if k != "round" and v is not None
-        )
+        told = ((str(k), v) for k, v in last if k != "round" and v is not None)
+        scores = ", ".join(f"{k} {v:.4g}" for k, v in told if "bits" not in k)
         up, down = self.ledger.uplink_bits / 2**23, self.ledger.downlink_bits / 2**23
         engine = f", engine {self.engine}" * bool(self.engine)
         lines = (

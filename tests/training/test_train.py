@@ -228,7 +228,8 @@ def test_visits_that_cannot_fill_a_cohort_are_refused_before_the_first_round():
     tight = replace(deployment, cohort=11, rounds=12, visits=11)
     with pytest.raises(ValueError, match="clients have visits left.* raise visits"):
         for seed in range(40):
-            federated.deployed(replace(task, seed=seed), tight)
+            again = replace(task, seed=seed)
+            simulate(again, deployment=tight, progress=False, max_seconds=0)
 
 
 def test_numbers_of_numpy_are_numbers_and_another_loss_is_another_run(tmp_path):
