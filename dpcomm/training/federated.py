@@ -189,11 +189,8 @@ def deployed(task: Task, deployment, guarantee=None, unit=None, counts: int = 0)
     visits = s.messages if s.sampling == "replacement" else s.visits
     s = replace(s, d=d + counts, groups=None if counts else s.groups)
     task = replace(task, config=replace(task.config, **decided), visits=visits)
-
-    def promised(t):
-        return s.after(t).guarantee(task.mechanism)
-
-    return task, guarantee or promised, s.unit
+    promised = guarantee or (lambda t: s.after(t).guarantee(task.mechanism))
+    return task, promised, s.unit
 
 # %% ../../nbs/training/federated.ipynb #12347ee6
 def _check_device(device):

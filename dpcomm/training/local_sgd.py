@@ -234,9 +234,7 @@ def cause_of_nan(data, part, client: int, rates: str) -> str:
     for what, values in (("an input", data.x), ("a target", data.y)):
         mine = values[torch.from_numpy(np.asarray(part, np.int64))]
         if not all(torch.isfinite(side).all() for side in tree_leaves(mine)):
-            return (
-                f"client {client} holds {what} with nan or inf: correct it or drop it"
-            )
+            return f"client {client} holds {what} with nan or inf: correct or drop it"
     return (
         f"the loss or update of client {client} is nan or inf, though its data are"
         f" finite: lower {rates}"

@@ -156,7 +156,7 @@ def test_a_client_with_one_example_takes_one_step(road):
 @tabled("road", local_sgd.ENGINES)
 @tabled("what", ["nan", "inf"])
 def test_bad_inputs_are_named_and_not_blamed_on_the_rate(what, road):
-    says = "client 0 holds an input with nan or inf: correct it or drop it$"
+    says = "client 0 holds an input with nan or inf: correct or drop it$"
     with pytest.raises(FloatingPointError, match=says) as error:
         updates(what, road)
     assert "lr" not in str(error.value)
