@@ -376,7 +376,7 @@ def try_place(path) -> None:
     "Write and remove a file beside a checkpoint, so that an error comes before the work."
     path = Path(path)
     if path.is_dir() or "\0" in str(path):
-        raise IsADirectoryError(f"checkpoint is {shown(str(path))}; name a file instead")
+        raise IsADirectoryError(f"checkpoint is {shown(str(path))}; name a file")
     trial = path.with_name(f".{path.name}.{os.getpid()}.trial")
     atomic_write(trial, b"").unlink()
 
