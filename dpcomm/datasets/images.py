@@ -191,7 +191,7 @@ def _numbers(side):
         side = side.astype(side.dtype.newbyteorder("="), copy=False)
     x = torch.as_tensor(side).detach()
     if x.is_complex():
-        raise ValueError("complex numbers are not supported: pass two real ones each")
+        raise ValueError("complex numbers are not supported: pass their parts as reals")
     return x if x.layout is torch.strided else x.to_dense()
 
 

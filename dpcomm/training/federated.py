@@ -453,7 +453,8 @@ def simulate(
     _check_device(device)
     if eps not in (None, math.inf):
         raise ValueError(
-            f"eps is {shown(eps)}; only math.inf is taken: use deployment.calibrate(...)"
+            f"eps is {shown(eps)}; only math.inf is taken here, a run without privacy: for"
+            " any other pass deployment.calibrate(name, eps=...) as the mechanism"
         )
     if eps is not None and (guarantee or max_epsilon or adaptive):
         raise ValueError("eps is inf: leave out guarantee, max_epsilon and adaptive")
