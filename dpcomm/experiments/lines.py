@@ -8,6 +8,7 @@ __all__ = ['Line', 'stated', 'run_one']
 # %% ../../nbs/run/lines.ipynb #447f0443
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from dpcomm.evidence import paper_tables
@@ -63,6 +64,21 @@ class Line:
 # %% ../../nbs/run/lines.ipynb #35c56ac9
 SCORES = dict(acc="accuracy", recall5="recall5", comm="traffic", loss="loss")
 UNITS = {"traffic": "GiB", "loss": "nats"}  # the others are percent
+
+
+@cache
+def clients_of(name: str, n_clients: int | None = None):
+    "A data set's images, dealt at random to equal clients; None: a client a writer."
+    from dpcomm.core.random import seed_tree
+    from dpcomm.datasets import images
+
+    if name == "femnist":
+        return images.femnist()
+    data = images.emnist() if name == "emnist-mnist" else images.load(name)
+    if n_clients is None:
+        return images.Federation(data, images.by_writer(data.writers), "by writer")
+    parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
+    return images.Federation(data, parts, "iid, equal parts")
 
 
 def source_of(federation) -> dict:

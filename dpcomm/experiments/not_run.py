@@ -6,12 +6,8 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../nbs/experiments/not_run.ipynb #a12932ca
-from functools import cache
-
-from dpcomm.core.random import seed_tree
-from dpcomm.datasets import images
 from dpcomm.experiments.dprec import by_writer
-from dpcomm.experiments.lines import partition
+from dpcomm.experiments.lines import clients_of, partition
 from dpcomm.experiments.sqsgd import mnist
 
 # %% ../../nbs/experiments/not_run.ipynb #064e95ee
@@ -24,18 +20,10 @@ def writers(scale: str) -> dict:
     return by_writer.protocol(cohort=5, eval_every=1) | small
 
 
-@cache
-def federation(scale: str):
-    if scale == "full":
-        return images.femnist()
-    data, n = images.load("digits"), writers(scale)["n_clients"]
-    parts = images.iid(len(data.y), n, seed_tree(0, "partition"))
-    return images.Federation(data, parts, "iid")
-
-
 def columns(scale: str) -> list:
     "FEMNIST's columns and the counts. [dprec Tables 1 and 2]"
-    s, dealt = writers(scale), lambda seed: federation(scale)
+    s, name = writers(scale), "femnist" if scale == "full" else "digits"
+    dealt = lambda seed: clients_of(name, s["n_clients"])  # noqa: E731
     more = dict(data=s["data"], memory=s["memory"], clients=dealt)
     return [*by_writer.columns(s, scale, dealt), partition("femnist", scale, **more)]
 

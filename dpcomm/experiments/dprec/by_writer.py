@@ -6,14 +6,12 @@
 __all__ = ['settings', 'grid']
 
 # %% ../../../nbs/dprec/by_writer.ipynb #76199b67
-from functools import cache, partial
+from functools import partial
 
-from dpcomm.core.random import seed_tree
-from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec.mnist import NAMES
-from dpcomm.experiments.lines import Line, stated
+from dpcomm.experiments.lines import Line, clients_of, stated
 
 # %% ../../../nbs/dprec/by_writer.ipynb #d4fd7504
 paper_setting = partial(stated, "dprec", "femnist")
@@ -57,14 +55,8 @@ def settings(scale: str) -> dict:
     return s | dict(n_clients=24, minutes=(0.1, 0.1))
 
 # %% ../../../nbs/dprec/by_writer.ipynb #df788fff
-@cache
 def federation(scale: str):
-    data = images.load(settings(scale)["images"])
-    if scale == "smoke":
-        parts = images.iid(len(data.y), 24, seed_tree(0, "partition"))
-    else:
-        parts = images.by_writer(data.writers)
-    return images.Federation(data, parts, "a client a writer")
+    return clients_of(settings(scale)["images"], 24 if scale == "smoke" else None)
 
 # %% ../../../nbs/dprec/by_writer.ipynb #66c5ee9a
 METHODS = NAMES | {"ddg16": "DDGauss, 16 bits", "ddg12": "DDGauss, 12 bits"}

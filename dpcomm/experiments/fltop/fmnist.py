@@ -19,7 +19,7 @@ from dpcomm.core.vectors import pack
 from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
-from dpcomm.experiments.lines import Line, source_of, stated, train
+from dpcomm.experiments.lines import Line, clients_of, source_of, stated, train
 from dpcomm.mechanisms import topk
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models
@@ -247,11 +247,10 @@ class Images(Study):
         name = f"fmnist.sensitivity.{scheme.key}"
         return None if self.scale == "smoke" else PRINTED.get(name)
 
-    @cached_property
+    @property
     def federation(self):
-        data = images.load("digits" if self.scale == "smoke" else "fashion-mnist")
-        parts = images.iid(len(data.y), self.n_clients, seed_tree(0, "partition"))
-        return images.Federation(data, parts, "iid, ten images a client")
+        name = "digits" if self.scale == "smoke" else "fashion-mnist"
+        return clients_of(name, self.n_clients)
 
     @cache
     def public(self, seed: int) -> Public:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import images
-from dpcomm.experiments.lines import Line, from_training, source_of, stated
+from dpcomm.experiments.lines import Line, clients_of, from_training, source_of, stated
 from dpcomm.mechanisms import mvu
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import example_level, models
@@ -78,16 +78,7 @@ def settings(scale: str) -> Sweep:
 @cache
 def federation(data: str):
     "Clients that train, and the images of those that never do. [imvu Sec. 4.2]"
-    if data == "femnist":
-        everyone = images.femnist()
-    elif data == "by_writer":
-        dataset = images.load("mnist-by-writer")
-        parts = images.by_writer(dataset.writers)
-        everyone = images.Federation(dataset, parts, "by writer")
-    else:
-        dataset = images.load(data)
-        parts = images.iid(len(dataset.y), 20, seed_tree(0, "partition"))
-        everyone = images.Federation(dataset, parts, "iid on 20 clients")
+    everyone = clients_of(*FILES[data] or ("digits", 20))
     out = round(0.1 * len(everyone.parts))
     return images.hold_out_clients(everyone, out, seed_tree(0, "held out"))
 

@@ -8,13 +8,11 @@ __all__ = ['settings', 'grid']
 # %% ../../../nbs/sqsgd/mnist.ipynb #ad83f529
 import dataclasses
 import math
-from functools import cache, partial
+from functools import partial
 
-from dpcomm.core.random import seed_tree
-from dpcomm.datasets import images
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments.accounts import Spec
-from dpcomm.experiments.lines import Line, difference, source_of, stated
+from dpcomm.experiments.lines import Line, clients_of, difference, source_of, stated
 from dpcomm.mechanisms import pm, sqsgd, topk, vqsgd
 from dpcomm.training import models
 
@@ -170,14 +168,6 @@ def describe(m) -> str:
     return ", ".join([what, *special])
 
 # %% ../../../nbs/sqsgd/mnist.ipynb #056472b8
-@cache
-def federation(name: str, n_clients: int):
-    "The clients of a task. [sqsgd Sec. 4]"
-    data = images.emnist() if name == "emnist-mnist" else images.load(name)
-    parts = images.iid(len(data.y), n_clients, seed_tree(0, "partition"))
-    return images.Federation(data, parts, "iid, ten equal parts")
-
-
 def spec(config, sizes, made):
     "Momentum is on the clients, where the memory is, or on the server. [sqsgd Sec. 3.2]"
     on_clients = made.name == "sqsgd" and made.momentum > 0
@@ -203,7 +193,7 @@ def listed(c: Comparison, minutes: float, memory: float = 1.0) -> list:
     data = {"digits": (), "emnist-mnist": ("emnist",)}.get(c.images, (c.images,))
     lines, common = [], dict(seeds=SEEDS, data=data, memory=memory, minutes=minutes)
     common |= dict(net=c.net, law="glorot", noted={"model": f"{c.net}, glorot"})
-    common |= dict(clients=lambda seed: federation(c.images, c.changes["cohort"]))
+    common |= dict(clients=lambda seed: clients_of(c.images, c.changes["cohort"]))
     for key, curve in c.mechanisms.items():
         cell = f"ours.{c.scale}.{c.images}.accuracy.{key}"
         made = dict(changes=c.changes, spec=partial(spec, made=curve))
