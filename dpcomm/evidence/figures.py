@@ -171,15 +171,14 @@ def csv_text(header, rows) -> str:  # header and rows with commas between
     return text.getvalue()
 
 # %% ../../nbs/evidence/figures.ipynb #5d851677
-def sliders(name: str, sentence: str, base: str = "..") -> Shown:
+def sliders(name: str, sentence: str) -> Shown:
     """A picture of a chapter that a reader can change, drawn by site/sliders.js.
 
     name: 'odds', 'coin' or 'guess'.
     sentence: what it says at its first settings, for readers without scripts.
-    base: folder of the notebooks, as seen from the page.
     """
     said = html.escape(sentence)
-    script = f'<script src="{base}/site/sliders.js" data-draw="{name}"></script>'
+    script = f'<script src="../site/sliders.js" data-draw="{name}"></script>'
     figure = f'<figure class="widget {name}"><figcaption>{said}</figcaption>{script}'
     return Shown(sentence, f"{figure}</figure>")
 
@@ -367,10 +366,8 @@ def series(
     n = n or (len(y) if source == "ours" else None)
     whose = "" if source == "formula" else f", {source}"
     label = (label or m.label) + whose + (f" (n = {n})" if n else "")
-    line = dict(
-        mech=mech, label=label, source=source, x=x, mean=mean, low=low, high=high
-    )
-    return line | dict(n=n, colour=colour or m.colour, marker=m.marker)
+    line = dict(mech=mech, label=label, source=source, n=n, x=x, mean=mean)
+    return line | dict(low=low, high=high, colour=colour or m.colour, marker=m.marker)
 
 # %% ../../nbs/evidence/figures.ipynb #ca47d3ca
 def interval(y: np.ndarray) -> tuple:  # mean, low, high, (n_points,) each
@@ -476,14 +473,7 @@ def curve(
 
 
 def learning_curve(
-    found,
-    key: str,
-    mech: str,
-    label=None,
-    y="accuracy",
-    x="round",
-    scale=1.0,
-    colour=None,
+    found, key: str, mech: str, label=None, y="accuracy", x="round", colour=None
 ) -> dict | None:
     """Score against rounds or traffic, over the seeds that were run.
 
@@ -493,7 +483,6 @@ def learning_curve(
     label: legend name, default the mechanism's.
     y: name in the history.
     x: name in the history; 'traffic': GiB so far, mean over the seeds.
-    scale: factor of y.
     colour: only for a sweep inside one mechanism, see `palette`.
     Returns: one legend line; None where nothing of that key was run.
     """
@@ -508,7 +497,7 @@ def learning_curve(
         curves = (dict(zip(h[over], h[name])) for _, h in sorted(mine.items()))
         return np.array([[points[t] for t in at] for points in curves])
 
-    rows = scale * of_all(y)
+    rows = of_all(y)
     if x == "traffic":
         at = (of_all("uplink_bits") + of_all("downlink_bits")).mean(0) / 2**33
     return series(mech, at, rows, label, colour=colour)

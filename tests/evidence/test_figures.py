@@ -65,8 +65,8 @@ def test_a_learning_curve_is_the_mean_over_seeds_of_the_rounds_all_have():
         run(1, [20, 10], [0.4, 0.3]),
         run(0, [10], [0.9], key="eps6.rec"),
     ]
-    line = figures.learning_curve(found, "eps3.rec", "rec", "a name", scale=100.0)
-    wanted = figures.series("rec", [10, 20], [[10.0, 20.0], [30.0, 40.0]], "a name")
+    line = figures.learning_curve(found, "eps3.rec", "rec", "a name")
+    wanted = figures.series("rec", [10, 20], [[0.1, 0.2], [0.3, 0.4]], "a name")
     for name, value in wanted.items():
         np.testing.assert_equal(line[name], value)
     assert line["n"] == 2 and line["label"] == "a name, ours (n = 2)"
