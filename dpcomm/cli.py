@@ -337,12 +337,8 @@ def sweep_all(args) -> int:
     "Run everything that is missing, without pages, Jupyter or, with one process, Dask."
     from dpcomm.experiments.run import sweep
 
-    check_choice("scale", args.scale, runs.SCALES)
-    if args.decide and (args.seeds or args.scale != "full"):
-        raise ValueError(
-            "--decide chooses the seeds of full-scale runs, which alone receive verdicts:"
-            " leave out --seeds and --scale, or leave out --decide"
-        )
+    if args.decide and args.scale != "full":
+        raise ValueError("--decide chooses seeds of full-scale runs: leave out --scale")
     if args.slurm_option and not args.slurm:
         raise ValueError("--slurm-option belongs to --slurm: add it or leave both out")
     if not args.names and args.only != "all":
@@ -387,8 +383,7 @@ def merge(args) -> None:
 
     if runs.checkout() is None:
         raise ValueError(
-            "records are kept in a checkout, and this dpcomm was not installed from"
-            " one: clone the repository and run `pip install -e .` in it"
+            "records are kept in a checkout: clone one and run `pip install -e .` in it"
         )
     root = paper_tables.assets("results")
     names = [name.replace("-", "_") for name in runs.experiments()]
@@ -450,9 +445,7 @@ def table(args):
     from dpcomm.evidence import paper_tables, verdicts
 
     if args.out and not Path(args.out).is_dir():
-        raise ValueError(
-            f"--out={shown(args.out)} is not a folder: run a sweep with this --out first"
-        )
+        raise ValueError(f"--out={shown(args.out)} is not a folder: run a sweep first")
     own = Path(args.out or ".", args.paper, f"{args.paper}.toml")
     if own.is_file():
         paper_tables.add(own)
@@ -468,9 +461,8 @@ def table(args):
 @verb("report", _o("paper", "PAPER", "for example dprec"))
 def report(args):
     "Print a paper's reproduction report as Markdown."
-    from dpcomm.evidence import claims, paper_tables
+    from dpcomm.evidence import claims
 
-    check_choice("paper", args.paper, paper_tables.papers())
     print(claims.report(args.paper, "nbs"))
 
 
@@ -575,7 +567,7 @@ def choose_all(args) -> None:
 
 @verb(
     "flower",
-    _o("what", "new", "create an app to adapt"),
+    _o("what", "new", "create an app to adapt", choices=["new"]),
     _o("folder", "DIR", "new folder; its name becomes the package's name"),
     _o("--sums", "", "with secure aggregation"),
 )
@@ -583,13 +575,11 @@ def flower(args) -> None:
     "Create an app for Flower."
     from dpcomm.interop import floor
 
-    check_choice("flower command", args.what, ("new",))
     name = Path(args.folder).absolute().name
     taken = keyword.iskeyword(name) or name in sys.stdlib_module_names
     if taken or name.isidentifier() and importlib.util.find_spec(name):
         raise ValueError(
-            f"folder is named {shown(name)}, which is a Python keyword or an installed"
-            " package, and the app's package takes this name: choose another"
+            f"{shown(name)} is a Python keyword or an installed package: choose another"
         )
     made = floor.new(args.folder, args.sums)
     print(f"{made} holds an app: `flwr run {made}` submits it to Flower")
@@ -598,6 +588,7 @@ def flower(args) -> None:
 
 # %% ../nbs/reference/cli.ipynb #e00b74bc
 APART = ("csv", "json"), ("slurm", "dask"), ("processes", "dask"), ("print", "plan")
+APART += (("decide", "seeds"),)
 
 
 class _Parser(argparse.ArgumentParser):

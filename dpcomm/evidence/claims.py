@@ -157,13 +157,13 @@ def report(paper: str, base: str = "..") -> Shown:
     """
     p, found = paper_tables.paper(paper), verdicts.evidence(paper)
     full = list(records.current(records.load(paper, scale="full")).values())
-    costs = (r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") or 0 for r in full)
+    hours = sum(map(records.cpu_seconds, full)) / 3600
     said = {k: getattr(p.report, k) for k in p.report.__struct_fields__}
     text = paper_tables.assets("report.md").read_text("utf-8")
     said = {k: "\n".join(f"- {line}" for line in lines) for k, lines in said.items()}
     said |= dict(p=p, authors=", ".join(p.about["authors"]), settings=len(p.hypers))
     said |= dict(ours=sum(h.source in ("ours", "inferred") for h in p.hypers))
-    said |= dict(seeds=SEEDS, records=len(full), hours=sum(costs) / 3600)
+    said |= dict(seeds=SEEDS, records=len(full), hours=hours)
     said |= dict(trained=sum(bool(r.history) for r in full))
     said |= dict(experiments=", ".join(sorted({r.experiment for r in full})))
     said |= dict(counts=counts(paper, found).capitalize())

@@ -182,8 +182,8 @@ def parse(text: str | bytes, file: str) -> Paper:
     "One paper's file, checked as a whole; ValueError says what to correct. [TOML 1.0]"
     try:
         paper = msgspec.toml.decode(text, type=Paper)
-        if not isinstance(id := paper.about.get("id"), str):
-            raise ValueError(f"[paper] has id = {shown(id)}; it must be a text")
+        if (id := paper.about.get("id")) != Path(file).stem:
+            raise ValueError(f"[paper] has id = {shown(id)}, not the file's name")
         about = dict.fromkeys(ABOUT, "") | {"short": id} | paper.about
         rows = [row for grid in paper.grid for row in expand(grid)]
         cells = (*msgspec.convert(rows, tuple[Cell, ...]), *paper.cells)
@@ -226,7 +226,7 @@ def paper(id: str) -> Paper:
     Returns: checked.
     """
     if id not in _read:
-        check_choice("id", id, dict.fromkeys((*papers(), *_read)))
+        check_choice("paper", id, dict.fromkeys((*papers(), *_read)))
         path = assets("papers") / f"{id}.toml"
         _read[id] = parse(path.read_bytes(), path.name)
     return _read[id]
@@ -242,14 +242,9 @@ def add(path) -> str:
     Returns: its id; ValueError says what to correct.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{shown(str(path))} does not exist: give a TOML file")
-    added, taken = parse(path.read_bytes(), path.name), (*papers(), ACROSS)
-    if added.id != path.stem or added.id in taken:
-        raise ValueError(
-            f"{path.name}, paper: id={shown(added.id)}; it must be the name of the file,"
-            f" and none of {', '.join(taken)}"
-        )
+    added = parse(path.read_bytes(), path.name)
+    if added.id in (*papers(), ACROSS):
+        raise ValueError(f"{path.name} is named as one of dpcomm's own: rename it")
     _read[added.id] = added
     return added.id
 
@@ -283,8 +278,7 @@ def cell(id: str, key: str) -> Cell:
     key: e.g. 'mnist.eps3.rec.acc'.
     Returns: Cell that number.
     """
-    by_key = {c.key: c for c in cells(id)}
-    return by_key[key]
+    return {c.key: c for c in cells(id)}[key]
 
 
 def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper:
@@ -303,10 +297,7 @@ def hyper(id: str, name: str, task: str = None, version: str = "arxiv") -> Hyper
         stated = [h for h in stated if h.task in (task, "all")]
     same = sorted((h for h in stated if h.name == name), key=lambda h: h.task == "all")
     if task is None and len(same) > 1:
-        raise ValueError(
-            f"task is None, but {shown(name)} differs between tasks; choose one of"
-            f" {', '.join(h.task for h in same)}"
-        )
+        check_choice(f"task of {shown(name)}", task, [h.task for h in same])
     return same[0]
 
 # %% ../../nbs/evidence/paper_tables.ipynb #18302bf4

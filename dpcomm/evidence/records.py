@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -115,15 +115,15 @@ class Record:
         return self.origin.get("code") or "not recorded"
 
 # %% ../../nbs/evidence/records.ipynb #f596c20e
-COUNT, PERCENT, PART = (0, 1e300), (0, 100), (0, 1)
+COUNT, PERCENT, PART, ANY = (0, 1e300), (0, 100), (0, 1), (-1e300, 1e300)
 UNITS = {  # unit of a cell -> range
     "percent": PERCENT,
     "percentage points": (-100, 100),
     "fraction": (-1, 1),  # or a difference of two
     "probability": PART,
     "of 1": PART,
-    "nats": (-1e300, 1e300),
-    "bits per index": (-1e300, 1e300),  # saved, so perhaps below 0
+    "nats": ANY,
+    "bits per index": ANY,  # saved, so perhaps below 0
 } | dict.fromkeys(
     "bits,bits per message,bytes,clients,eps,features,GiB,kB,norm,parameters,records,"
     "rounds,s a round,samples,squared error,x".split(","),
@@ -151,25 +151,25 @@ def check_cells(record: Record) -> None:
             check_choice("key of a cell", key, [*printed, "ours.*"])
         if bare not in units:
             check_choice(f"cells.{key}: unit", unit, units)
-        low, high = UNITS.get(bare, (-1e300, 1e300))
-        if not low <= value <= high:
-            raise ValueError(
-                f"cells.{key} is {shown(value)}; it must be from {low:g} to {high:g}"
-            )
+        low, high = UNITS.get(bare, ANY)
+        check_number(f"cells.{key}", value, f"[{low:g}, {high:g}]")
     if len({len(column) for column in record.history.values()}) > 1:
         raise ValueError("history has columns of several lengths; they must have one")
 
 # %% ../../nbs/evidence/records.ipynb #06f4c6a0
+def cpu_seconds(record) -> float:
+    "CPU seconds of a run, or its wall time where they were not kept."
+    return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
+
+
 def thin(history: list, points: int = POINTS) -> dict:  # name -> list
+    def short(value):
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
     n, last = min(len(history), points), len(history) - 1
-    at = [round(i * last / max(n - 1, 1)) for i in range(n)] if n > 1 else [last][:n]
-    chosen = [history[i] for i in at]
+    chosen = [history[round(i * last / max(n - 1, 1))] for i in range(n)]
     names = dict.fromkeys(name for line in chosen for name in line)
-    columns = {name: [line.get(name) for line in chosen] for name in names}
-    return {
-        k: [float(f"{v:.6g}") if isinstance(v, float) else v for v in column]
-        for k, column in columns.items()
-    }
+    return {name: [short(line.get(name)) for line in chosen] for name in names}
 
 # %% ../../nbs/evidence/records.ipynb #drawn001
 # columns of a history that pages draw, of an experiment with hundreds of records
@@ -189,8 +189,6 @@ def _checked(line):
         raise ValueError(f"it has {len(line):,} bytes, and {LARGEST:,} are allowed")
     raw = msgspec.json.decode(line, type=dict[str, Any])
     raw.pop("sha256", None)
-    if extra := raw.keys() - {f.name for f in fields(Record)}:
-        raise ValueError(f"{sorted(extra)[0]} is not a field")
     msgspec.convert(raw, Record)
     msgspec.convert(raw, Sides)
     for promise in filter(None, (raw["guarantee"], *raw["as_run"].values())):
@@ -224,9 +222,7 @@ def from_line(line: str | bytes, where: str, hashed: bool = False) -> Record:
     try:
         record = _checked(line)
         if hashed and not mark:
-            raise ValueError(
-                "it has no hash: remove the line, and add it with `dpcomm merge`"
-            )
+            raise ValueError("it has no hash: remove it, and add it by `dpcomm merge`")
         if mark and digest != f'{hashlib.sha256(bare + b"}").hexdigest()}"}}'.encode():
             raise ValueError("its hash does not match its content")
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -259,11 +255,9 @@ def _read(path, *state):
     for i, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if line:
             record = from_line(line, f"{path.name}, line {i}", hashed)
-            if path_of(path.parents[1], *record.identity) != path:
-                raise ValueError(
-                    f"{path.name}, line {i}: it belongs in"
-                    f" {record.paper}/{record.experiment}.{record.scale}.jsonl; move it"
-                )
+            home = path_of(path.parents[1], *record.identity)
+            if home != path:
+                raise ValueError(f"{path.name}, line {i}: move it to {home}")
             made.append(record)
     return tuple(made)
 
@@ -316,9 +310,8 @@ def union(name: str, found) -> list:
             kept.append(record)
         elif why := difference(twin, record):
             raise ValueError(
-                f"{name}: {record.key}, seed {record.seed} is already recorded from"
-                f" the same code and kind of machine, and {why}: find out which run is"
-                " wrong"
+                f"{name}: {record.key}, seed {record.seed} is already recorded from the"
+                f" same code and machine, and {why}: find out which run is wrong"
             )
     return kept
 
@@ -381,12 +374,12 @@ def git(*words: str) -> str | None:  # its output; None without a checkout or gi
 
 @cache
 def machine() -> str:  # as 'x86_64, Intel(R) Xeon(R) ...'
-    try:
+    name = platform.processor()
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return ", ".join([platform.machine(), *(names[:1] or [platform.processor()])])
+        models = (line.split(":")[1].strip() for line in lines if "model name" in line)
+        name = next(models, name)
+    return f"{platform.machine()}, {name}"
 
 
 def stamp(device: str = "cpu") -> dict:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.checks import shown
+from ..core.checks import check_reals
 from . import paper_tables, records
 from .figures import Table
 from .records import Record
@@ -88,12 +88,7 @@ def cell_summary(values, unit: str = "") -> Summary:
     unit: carried along.
     Returns: mean, standard error, n.
     """
-    v = np.asarray(values, dtype=float).ravel()
-    if not v.size or not np.isfinite(v).all():
-        raise ValueError(
-            f"values is {shown(values)}; it must have at least one number, all finite:"
-            " leave out runs that are missing"
-        )
+    v = check_reals("values", values).ravel()
     if v.size == 1:
         return Summary(float(v[0]), None, 1, unit)
     se = float(v.std(ddof=1) / np.sqrt(v.size))
@@ -315,7 +310,7 @@ def ours_by_key(found) -> dict:
                 raise ValueError(
                     f"{key}, seed {r.seed} appears in {mine.record.experiment},"
                     f" {mine.record.key} ({mine.unit}) and in {r.experiment}, {r.key}"
-                    f" ({unit}); it may appear once, in one unit: remove one of the two"
+                    f" ({unit}): remove one of the two"
                 )
             ours[key] = replace(
                 mine,
@@ -521,8 +516,8 @@ def _run_row(runs):
     for name in ("uplink_bits", "downlink_bits"):
         gib = [r.final[name] / 2**33 for r in runs if r.final.get(name) is not None]
         traffic.append(f"{np.mean(gib):.3g}" if gib else "")
-    costs = [r.cost.get("cpu_seconds") or r.cost.get("wall_seconds") for r in runs]
-    minutes = f"{np.mean([c for c in costs if c] or [0]) / 60:.3g}"
+    costs = [*filter(None, map(records.cpu_seconds, runs))] or [0]
+    minutes = f"{np.mean(costs) / 60:.3g}"
     return first.key, str(len(runs)), quality, eps, *traffic, minutes
 
 

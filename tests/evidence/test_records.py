@@ -180,7 +180,7 @@ def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path, monkey
         (dict(scale="quick", cells={}), "made_up.quick"),
     ):
         path = written(tmp_path, line(), "", line(**more))
-        says = f"^made_up.full.jsonl, line 3: it belongs in dprec/{name}.jsonl; move"
+        says = f"^made_up.full.jsonl, line 3: move it to .*/dprec/{name}.jsonl"
         with pytest.raises(ValueError, match=says):
             records.read(path)
     path = written(tmp_path, line())
@@ -188,7 +188,7 @@ def test_a_line_of_another_experiment_scale_or_paper_is_refused(tmp_path, monkey
     for name in (path.name, f"../{path.parent.name}/{path.name}"):
         assert records.read(name) == records.read(path), "by any of its names"
     written(tmp_path, line(), line(paper="imvu", cells={}))
-    with pytest.raises(ValueError, match="line 2: it belongs in imvu/made_up.full"):
+    with pytest.raises(ValueError, match="line 2: move it to .*/imvu/made_up.full"):
         records.load("dprec", root=tmp_path)
 
 

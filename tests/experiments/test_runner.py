@@ -263,7 +263,7 @@ def test_a_parameters_cell_holds_literals_and_all_that_is_shared(tmp_path):
         ("a = 1 + b", ["parameters"], "name = literal"),
         ("print(1)", ["parameters"], "name = literal"),
         ("a = 1", [], "0 cells"),
-        ("a = 1", ["parameters"], "does not set scale"),
+        ("a = 1", ["parameters"], "must set scale, seeds, out, resume, max_seconds"),
         ("a = {[]: 1}", ["parameters"], "name = literal"),
         ("a = ", ["parameters"], "an error, invalid syntax .*name = literal"),
     ]:

@@ -68,6 +68,16 @@ def place(name) -> Path:  # absolute
         raise ValueError(f"{shown(str(name))}: {error}; name another place") from None
 
 
+def check_name(name: str) -> str:
+    "The name of an experiment, with - for _; ValueError where no notebook may have it."
+    if not re.fullmatch("[a-z][a-z0-9-]*", dashed := name.replace("_", "-")):
+        raise ValueError(
+            f"a notebook is named {shown(name)}; the name must begin with a letter, and"
+            " contain only lower-case letters, digits, - and _: rename it"
+        )
+    return dashed
+
+
 def notebook(name: str) -> Path:
     "The notebook of an experiment, or somebody's own, by its file."
     if not str(name).endswith(".ipynb"):
@@ -76,11 +86,7 @@ def notebook(name: str) -> Path:
     path = place(name)
     if not path.is_file():
         raise FileNotFoundError(f"{shown(name)} does not exist: give a notebook's file")
-    if not re.fullmatch("[a-z][a-z0-9_]*", path.stem.replace("-", "_")):
-        raise ValueError(
-            f"{path.name}: a notebook's name must begin with a letter and contain only"
-            " lower-case letters, digits, - and _: rename it"
-        )
+    check_name(path.stem)
     return path
 
 # %% ../../../nbs/run/runs.ipynb #8ed37de4
@@ -93,9 +99,8 @@ def experiments() -> dict:
     home = root / "nbs" if root else PACKAGE / "assets" / "experiments"
     if not home.is_dir():
         raise FileNotFoundError(
-            f"dpcomm is installed in {PACKAGE.parent} without its experiments'"
-            " notebooks: clone the repository and run `pip install -e .` in it, or"
-            " install its wheel"
+            f"{PACKAGE} has no experiments' notebooks: install dpcomm's wheel, or"
+            " clone the repository and run `pip install -e .` in it"
         )
     for folder in (*paper_tables.papers(), "experiments"):
         for path in sorted(home.glob(f"{folder}/[a-z]*.ipynb")):
@@ -191,13 +196,8 @@ def own(name: str, grid, run_one, table=None) -> Experiment:
     table: TOML file of numbers to compare with, as those of the papers; None: none.
     Returns: Experiment whose records go to <out>/<stem of table, or 'across'>/.
     """
-    name = name.replace("_", "-")
-    if not re.fullmatch("[a-z][a-z0-9-]*", name) or name in experiments():
-        raise ValueError(
-            f"name is {shown(name)}; it must begin with a letter, contain only"
-            " lower-case letters, digits and -, and differ from the names that"
-            " `dpcomm list` shows: pass another name"
-        )
+    if (name := check_name(name)) in experiments():
+        raise ValueError(f"`dpcomm list` has an experiment {name}: rename the notebook")
     paper = paper_tables.add(table) if table else paper_tables.ACROSS
     executed = run_one.__globals__.get("In") or [inspect.getsource(run_one)]
     parts = [part for cell in dict.fromkeys(executed) for part in _valued(cell)]
@@ -245,16 +245,11 @@ class Job:
         return f"{self.experiment.name}.{self.run.scale}/{self.key}.seed{self.seed}"
 
 # %% ../../../nbs/run/runs.ipynb #dacec523
-def cpu_seconds(record) -> float:
-    "CPU seconds of a run, or its wall time where they were not kept."
-    return record.cost.get("cpu_seconds") or record.cost.get("wall_seconds") or 0.0
-
-
 def by_key(have):
     "key -> CPU seconds of its records; key -> most GiB that one has held."
     seconds, peaks = defaultdict(list), defaultdict(float)
     for (key, _), record in have.items():
-        seconds[key].append(cpu_seconds(record))
+        seconds[key].append(records.cpu_seconds(record))
         peaks[key] = max(peaks[key], (record.cost.get("peak_bytes") or 0) / 2**30)
     return seconds, peaks
 
@@ -416,22 +411,17 @@ def device(name: str = "auto", gpu: bool = True) -> str:
     check_choice("device", kind, ("auto", "cpu", "cuda"))
     if name == "cpu" or (name == "auto" and not gpu):
         return "cpu"
-    if not gpu:
-        raise ValueError(
-            f"device is {shown(name)}, and this experiment runs only on the CPU: use"
-            " 'cpu' or 'auto'"
-        )
-    import torch
+    why = "this experiment runs only on the CPU"
+    if gpu:
+        import torch
 
-    count = torch.cuda.device_count()
-    if name == "auto":
-        return "cuda" if count else "cpu"
-    if not ((index or "0").isdecimal() and int(index or 0) < count):
-        raise ValueError(
-            f"device is {shown(name)} and torch finds {count or 'no'} GPU here; use"
-            " 'cpu' or 'auto'"
-        )
-    return name
+        count = torch.cuda.device_count()
+        if name == "auto":
+            return "cuda" if count else "cpu"
+        if (index or "0").isdecimal() and int(index or 0) < count:
+            return name
+        why = f"torch finds {count or 'no'} GPU here"
+    raise ValueError(f"device is {shown(name)}, and {why}: use 'cpu' or 'auto'")
 
 # %% ../../../nbs/run/runs.ipynb #4daa506a
 def in_pages() -> bool:
@@ -446,8 +436,7 @@ def output_folder(out=None) -> Path:  # absolute
         return root / "runs"
     if root and folder.is_relative_to(root / "nbs"):
         raise ValueError(
-            f"out is {shown(str(out))}, inside nbs/, which holds the sources: choose"
-            " another folder, for example runs/"
+            f"out is {shown(str(out))}, inside nbs/ with the sources: choose another"
         )
     return folder
 
@@ -553,8 +542,8 @@ def read_changes(pairs: dict) -> list:
     for name, tried in values.items():
         if name in PROMISED:
             raise ValueError(
-                f"change of {name}: the privacy guarantee depends on it, so it cannot"
-                f" be changed alone; choose one of {', '.join(allowed)}"
+                f"change of {name}: the privacy guarantee depends on it; choose one of"
+                f" {', '.join(allowed)}"
             )
         check_choice("setting", name, allowed)
         for value in tried:
@@ -611,8 +600,7 @@ def defaults(path) -> dict:
     tagged = [c for c in page.cells if "parameters" in c.metadata.tags]
     if len(tagged) != 1:
         raise ValueError(
-            f"{path.name} has {len(tagged)} cells tagged 'parameters'; it must have"
-            " exactly one: correct the tags"
+            f"{path.name} has {len(tagged)} cells tagged 'parameters': tag exactly one"
         )
     node = None
     try:
@@ -623,11 +611,8 @@ def defaults(path) -> dict:
         raise ValueError(
             f"{path.name}: its parameters cell has {wrong}; write `name = literal`"
         ) from None
-    if lacks := [key for key in SHARED if key not in values]:
-        raise ValueError(
-            f"{path.name}: its cell tagged 'parameters' does not set {lacks[0]}; it"
-            f" must set {', '.join(SHARED)}"
-        )
+    if lacks := ", ".join(key for key in SHARED if key not in values):
+        raise ValueError(f"{path.name}: its parameters cell must set {lacks}")
     return values
 
 
