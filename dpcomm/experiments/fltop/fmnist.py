@@ -17,15 +17,13 @@ from torch.nn.functional import cross_entropy
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
 from dpcomm.datasets import images
-from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
-from dpcomm.experiments.lines import Line, clients_of, source_of, stated, train
+from dpcomm.experiments.fltop.costs import PRINTED, paper_setting
+from dpcomm.experiments.lines import Line, clients_of, source_of, train
 from dpcomm.mechanisms import topk
 from dpcomm.privacy.accounting import INTEGER_ORDERS
 from dpcomm.training import models
 from dpcomm.training.fused import train_fused
-
-paper_setting = partial(stated, "fltop")
 
 # %% ../../../nbs/fltop/fmnist.ipynb #2dd7863a
 MAIN = ("FL-TOP", "FL-BASIC", "FL-CS")
@@ -226,7 +224,6 @@ class Study:
 OTHERS = ("FL-TOP-BIS", "FL-BAS-3", "FL-BAS-2", "FL-BAS-4")
 COLUMNS = {"accuracy": Column("best", "accuracy"), "last": Column("last", "accuracy")}
 COLUMNS |= {"round": Column("best", "round", "rounds")}
-PRINTED = {cell.key: cell.value for cell in paper_tables.cells("fltop")}
 
 
 def ordered(*percents: float) -> tuple:
