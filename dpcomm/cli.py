@@ -505,7 +505,6 @@ def audit_all(args) -> int:
     from dpcomm.evidence.figures import Table
     from dpcomm.mechanisms import contract
     from dpcomm.privacy import audit
-    from dpcomm.privacy.audit import HEADER, LEGEND, cases, row
 
     sys.path.insert(0, "")  # my.module:Class stands where the command was typed
     start, rows, bad, played = time.perf_counter(), [], 0, []
@@ -515,16 +514,16 @@ def audit_all(args) -> int:
         check_choice("mechanism", name, contract.registered())
         settings = contract.mechanism_class(name).audit_cases
         made = [(contract.mechanism(name, **s), *rest) for s, *rest in settings]
-        played += cases(made)
+        played += audit.cases(made)
     for case in tqdm(played, "audit", disable=None, leave=False):
         how = args.trials, args.delta, args.alarm, args.seed
         claimed, audited, judged = case.run(*how)
         wrong = judged.refuted or audit.refutes(audited, claimed)
         setting = f"{case.setting}; accountant {claimed.accountant}"
-        rows.append((setting, *row(case, claimed, audited, judged, wrong)))
+        rows.append((setting, *audit.row(case, claimed, audited, judged, wrong)))
         bad += wrong
-    legend = LEGEND.format(delta=args.delta, alarm=args.alarm).replace("\n ", "")
-    table = Table(("mechanism", *HEADER), rows, "Audits", legend.splitlines())
+    legend = audit.LEGEND.format(delta=args.delta, alarm=args.alarm).replace("\n ", "")
+    table = Table(("mechanism", *audit.HEADER), rows, "Audits", legend.splitlines())
     seconds = f"{time.perf_counter() - start:.0f} s"
     below = f"{bad or 'no'} claim refuted: {len(rows)} audits, {seconds}"
     print_tables(args, table, below=below)

@@ -14,7 +14,6 @@ import numpy as np
 from dpcomm.core.wire import Bits
 from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
-from dpcomm.experiments.accounts import PREMISE
 from dpcomm.experiments.dprec.by_writer import SERVERS
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.mechanisms.contract import mechanism
@@ -88,7 +87,7 @@ def run_of(row: str) -> tuple:
     if kind == "rec":
         clip, groups = setting(f"rec.c.{eps}"), (1,) * n_groups(task)
         return mechanism("rec", clip_norm=clip, std=1.0, groups=groups), run
-    run |= dict(sampling="poisson", premises={"sampling": PREMISE})
+    run |= dict(sampling="poisson", premises={"sampling": accounts.PREMISE})
     sigma = setting(f"fedavg.sigma.{eps}")
     return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma), run
 

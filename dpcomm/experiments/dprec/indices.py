@@ -25,10 +25,9 @@ from dpcomm.experiments.dprec.by_writer import paper_config, paper_setting
 from dpcomm.experiments.lines import Line, source_of
 from dpcomm.mechanisms.rec import log_weights
 from dpcomm.training import downlink, models
-from dpcomm.training.federated import Config
+from dpcomm.training.federated import Config, Task
 from dpcomm.training.local_sgd import evaluate
 from dpcomm.training.round import train_cohort
-from dpcomm.training.state import Task
 
 # %% ../../../nbs/dprec/indices.ipynb #a454824f
 def settings(scale: str) -> dict:

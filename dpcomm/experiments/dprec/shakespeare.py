@@ -10,7 +10,6 @@ from functools import cache, partial
 
 from dpcomm.core.random import seed_tree
 from dpcomm.datasets import shakespeare
-from dpcomm.datasets.shakespeare import SYMBOLS
 from dpcomm.experiments.accounts import budget_spec
 from dpcomm.experiments.dprec.by_writer import paper_config
 from dpcomm.experiments.dprec.mnist import NAMES
@@ -52,7 +51,7 @@ def network(seed: int, hidden: int):
 
 
 def spaces(line: Line, seed: int, inputs, how: dict) -> dict:
-    space = line.clients(seed).data.y_test == SYMBOLS.index(" ")
+    space = line.clients(seed).data.y_test == shakespeare.SYMBOLS.index(" ")
     share = [100 * int(space.sum()) / len(space), "percent"]
     return dict(cells={line.fills[0]: share}, data=source_of(line.clients(seed)))
 

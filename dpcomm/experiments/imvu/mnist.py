@@ -19,7 +19,6 @@ from dpcomm.evidence import paper_tables
 from dpcomm.experiments.lines import Line, stated
 from dpcomm.mechanisms.contract import mechanism
 from dpcomm.training import linear_model
-from dpcomm.training.linear_model import read_frontier
 
 # %% ../../../nbs/imvu/mnist.ipynb #7ddd9fc8
 LABELS = dict(gaussian="Gaussian", imvu="I-MVU", signsgd="SignSGD", mvu="MVU")
@@ -149,7 +148,7 @@ def accuracy_at(s: Sweep, inputs: dict, curve: str, budget: float) -> float:
             history = inputs[key_of(at)].history
             prices = [price(s, curve, at[1], epoch) for epoch in history["epoch"]]
             points += zip(prices, history["accuracy"])
-    return float(read_frontier(*np.array(points).T, [budget])[0])
+    return float(linear_model.read_frontier(*np.array(points).T, [budget])[0])
 
 
 def frontier(line: Line, seed, inputs, how, s: Sweep, curve, budget) -> dict:
