@@ -586,8 +586,8 @@ def flower(args) -> None:
     print(textwrap.fill(floor.TRUST, 80))
 
 # %% ../nbs/reference/cli.ipynb #e00b74bc
-APART = ("csv", "json"), ("slurm", "dask"), ("processes", "dask"), ("print", "plan")
-APART += (("decide", "seeds"),)
+APART = [("csv", "json"), ("slurm", "dask"), ("processes", "dask")]
+APART += [("print", "plan"), ("decide", "seeds")]
 
 
 class _Parser(argparse.ArgumentParser):
