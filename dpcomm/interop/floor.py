@@ -339,8 +339,7 @@ def new(folder, sums: bool = False) -> Path:
     name = folder.absolute().name
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise ValueError(
-            f"folder is named {shown(name)}; it must be importable by Python: use"
-            " lower-case letters, digits and _"
+            f"folder is named {shown(name)}; start with a-z, then use a-z, 0-9 and _"
         )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ValueError(f"folder {name} is not empty: choose a new one")

@@ -97,21 +97,16 @@ def what_trains(arrays: dict, module=None) -> tuple:
         copies = {k: why.removeprefix(shared) for k, why in reasons if shared in why}
         if absent := sorted({*names, *copies} - {*arrays}):
             raise ValueError(
-                f"model has {absent[0]}, which is not among the run's arrays: pass the"
-                " network whose state_dict() the arrays are"
+                f"model has {absent[0]}, which the run's arrays lack: pass their network"
             )
         return names, copies
-    names, first = [], {}
-    for name, array in arrays.items():
-        if _can_train(name, array):
-            varied = array.size and array.min() < array.max()
-            what = array.shape, hashlib.sha256(array.tobytes()).digest()
-            if (twin := first.setdefault(what if varied else name, name)) != name:
-                raise ValueError(
-                    f"{twin} and {name} are equal, one weight or two: pass the network"
-                    " as model="
-                )
-            names.append(name)
+    first, names = {}, [name for name in arrays if _can_train(name, arrays[name])]
+    for name in names:
+        array = arrays[name]
+        varied = array.size and array.min() < array.max()
+        what = array.shape, hashlib.sha256(array.tobytes()).digest()
+        if (twin := first.setdefault(what if varied else name, name)) != name:
+            raise ValueError(f"{twin} and {name} are equal: pass the network as model=")
     return names, {}
 
 
@@ -294,19 +289,17 @@ class _Node:
         asked = _asked(mechanism, self.message.content)
         if self.trains not in (None, asked.computation):
             raise ValueError(
-                "the server's network differs from this node's: use the same network"
-                " on both sides, and pass it to Private as well"
+                "the server's network is not this node's: pass one to mod and Private"
             )
         now = mechanism.for_round(asked.round)
-        party = self.party() if mechanism.summed else None
+        number = self.context.node_config.get("partition-id")
+        party = sums.Party(self.keys, number) if mechanism.summed else None
         if party and asked.step != MASKED:
             return self.reply(self.step(party, now, asked))
         _, before = _model(self.message.content)
+        fit = [name for name in before if _can_train(name, before[name])]
         for name in asked.trains:
-            if not _can_train(name, before.get(name, np.zeros(0, int))):
-                raise ValueError(
-                    f"the server lists {shown(name)}, which cannot train: leave it out"
-                )
+            check_choice("what the server lists as trainable", name, fit)
         shapes = [before[name].shape for name in asked.trains]
         d = sum(map(math.prod, shapes))
         if party and d != asked.entries:
@@ -356,15 +349,6 @@ class _Node:
             noted = ConfigRecord({"answered": [*answered, t]})
             self.context.state["dpcomm.rounds"] = noted
 
-    def party(self):
-        number = self.context.node_config.get("partition-id")
-        if type(number) is not int:
-            raise ValueError(
-                "this node has no client number: start its SuperNode with for example"
-                " --node-config 'partition-id=3'"
-            )
-        return sums.Party(self.keys, number)
-
     def step(self, party, now, asked, vector=None):
         if asked.step == sums.HELLO:
             return _ours(**party.reply_hello(asked.nonce, *self.of_run))
@@ -379,11 +363,8 @@ def _ours(**fields):
 
 
 def _model(content):
-    if len(content.array_records) != 1:
-        raise ValueError(
-            f"the message carries {len(content.array_records)} models; it must carry"
-            " one: send one ArrayRecord"
-        )
+    if (models := len(content.array_records)) != 1:
+        raise ValueError(f"the message has {models} models: send one ArrayRecord")
     ((name, arrays),) = content.array_records.items()
     return name, {k: v.numpy() for k, v in arrays.items()}
 
@@ -400,28 +381,24 @@ class _Asked(msgspec.Struct):
     clients: Count
     trains: Annotated[list[str], Meta(min_length=1)]
     computation: str | None = None
-    step: Annotated[int, Meta(ge=sums.HELLO, lt=len(ROUNDS))] | None = None
-    nonce: bytes = b""
+    step: Annotated[int, Meta(ge=sums.HELLO, lt=len(ROUNDS))] = 0
+    nonce: sums.Nonce = bytes(sums.NONCE)
     cohort: list[int] = []
     entries: Annotated[int, Meta(gt=0, lt=2**31)] = 1
     mail: bytes = b""
 
+    def __post_init__(self):
+        if self.round >= self.rounds or len({*self.trains}) < len(self.trains):
+            raise ValueError("a round after the last one, or a parameter twice")
+
 
 def _asked(mechanism, content):
-    fields = content.config_records.get(CARRIER)
-    fix = "wrap the strategy in dpcomm.interop.flower.Private of this version"
-    if fields is None:
-        raise ValueError(f"the server's strategy is not wrapped in Private: {fix}")
+    fields = dict(content.config_records.get(CARRIER) or {})
     try:
-        asked = msgspec.convert(dict(fields), _Asked)
+        asked = msgspec.convert(fields, _Asked)
     except msgspec.ValidationError as error:
+        fix = "wrap the strategy in dpcomm.interop.flower.Private of this version"
         raise ValueError(f"the request cannot be read ({error}): {fix}") from None
-    twice = len({*asked.trains}) < len(asked.trains)
-    if asked.round >= asked.rounds or twice or mechanism.summed and asked.step is None:
-        raise ValueError(
-            "the server asks for a round after the last one, names no step, or lists a"
-            f" parameter twice: {fix}"
-        )
     if asked.mechanism != repr(mechanism):
         raise ValueError(
             f"the server expects {shown(asked.mechanism)}, and this node has"
@@ -499,20 +476,16 @@ class Private(Promised, _Base):
         kinds = [cls.__name__ for cls in type(strategy).__mro__]
         if odd := next((k for k in kinds if k in SINGLE), None):
             raise ValueError(
-                f"strategy is {odd}, which reads individual updates, and only their"
-                " sum is available here: use one that averages, such as FedAvg or"
-                " FedAdam"
+                f"strategy is {odd}, which reads single updates: use one that averages"
             )
         if any(part in kind for kind in kinds for part in OWN_NOISE):
             raise ValueError(
-                f"strategy is {kinds[0]}, which already clips and adds noise: pass the"
-                " strategy that it wraps, and let the mechanism do both"
+                f"strategy is {kinds[0]}, which clips and adds noise: pass what it wraps"
             )
         self.promise = self.after(deployment.rounds)
         if self.promise.trust == "shuffler":
             raise ValueError(
-                "trust is 'shuffler', and Flower's server sees who sent each message:"
-                " use 'local'"
+                "trust is 'shuffler', and Flower's server sees senders: use 'local'"
             )
         self._round: Any = None
         self._sums: Any = None  # a Gatherer where sums are secure
@@ -567,9 +540,8 @@ class Private(Promised, _Base):
         before = {k: v.numpy() for k, v in arrays.items()}
         if self.statistics == "refuse" and (odd := [*filter(_statistic, before)]):
             raise ValueError(
-                f"the model has {odd[0]}: running averages of clients' data are not"
-                " part of the update, and the noise does not hide them: use"
-                " GroupNorm, or statistics='client', which leaves each client its own"
+                f"the model has {odd[0]}: noise does not hide running averages of"
+                " clients' data: use GroupNorm, or statistics='client'"
             )
         names, copies = what_trains(before, self.network)
         d = sum(before[name].size for name in names)
@@ -601,8 +573,7 @@ class Private(Promised, _Base):
         where, coins = self.deployment, private_stream(self.key(t + 1, "coins"))
         if len(letters) < min(here, where.n_clients):
             raise PrivacyBudgetExhausted(
-                f"the strategy selects {len(letters)} of {here} nodes in round {t + 1},"
-                " and the cohort is drawn here, among all: set its fraction_train to 1"
+                f"strategy asks {len(letters)} of {here} nodes: set fraction_train=1"
             )
         if where.sampling == "poisson":
             chosen = coins.random(len(letters)) < where.cohort / where.n_clients

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/interop/promised.ipynb #bc58d757
 from functools import cache
 
-from ..core.checks import check_kind, check_number, shown
+from ..core.checks import check_choice, check_kind, check_number
 from ..core.random import Insecure, derive
 from ..mechanisms.contract import Mechanism
 from ..mechanisms.deployments import Deployment
@@ -26,8 +26,7 @@ def fitting(mechanism, obstacle, *how) -> Mechanism:
     check_kind("mechanism", mechanism, Mechanism, way)
     if why := obstacle(mechanism, *how):
         raise ValueError(
-            f"mechanism is {shown(mechanism.name)}, which {why}; or use another"
-            " mechanism, such as gaussian"
+            f"mechanism is {mechanism.name!r}, which {why}; or use one such as gaussian"
         )
     return mechanism
 
@@ -37,15 +36,10 @@ class Promised:
 
     def __init__(self, mechanism, deployment, max_epsilon, seed, samplings):
         check_kind("deployment", deployment, Deployment, "who takes part, how often")
-        if deployment.sampling not in samplings:
-            raise ValueError(
-                f"sampling is {shown(deployment.sampling)}, which cannot be used here:"
-                f" build the deployment with one of {', '.join(samplings)}"
-            )
+        check_choice("the deployment's sampling", deployment.sampling, samplings)
         if deployment.capped:
             raise ValueError(
-                f"visits is {deployment.visits}, and nothing here counts how often a"
-                " client is asked: leave visits out"
+                f"visits is {deployment.visits}, which nothing here counts: leave it out"
             )
         if max_epsilon is not None:
             check_number("max_epsilon", max_epsilon, "(0, inf)")

@@ -62,19 +62,17 @@ class Members(msgspec.Struct, frozen=True):
 
     def among(self, cohort: list) -> dict:
         "Place in the cohort, or SERVER -> key; Beyond where it is none of these members'."
+        why, odd = "", sorted({*cohort} - {*self.clients})
         if len(cohort) < self.least or sorted({*cohort}) != cohort:
-            raise Beyond(
-                "directory",
-                f"a sum over {len(cohort)} clients was requested; this machine"
-                f" requires at least {self.least} distinct clients: request a larger"
-                " sum",
+            why = f"a sum over {len(cohort)} clients was requested, and this machine's"
+            why += (
+                f" owner signed at least {self.least}, distinct: request a larger one"
             )
-        if odd := sorted({*cohort} - {*self.clients}):
-            raise Beyond(
-                "directory",
-                f"client {odd[0]} is not in the directory that this machine's owner"
-                " signed: request only listed clients",
-            )
+        elif odd:
+            why = f"client {odd[0]} is not in the directory that this machine's owner"
+            why += " signed: request only listed clients"
+        if why:
+            raise Beyond("directory", why)
         parties = [*enumerate(cohort), (SERVER, SERVER)]
         return {place: bytes.fromhex(self.directory[c]) for place, c in parties}
 
@@ -160,8 +158,7 @@ def read_keys(folder, who: str) -> tuple:
     key, place = read_key(folder, who), Path(folder) / f"{who}.signed.json"
     if not place.is_file():
         raise ValueError(
-            f"{place.name} is missing; the owner of this machine has not signed the"
-            " list of clients: check directory.json, and sign it with interop.sums.approve"
+            f"{place.name} is missing: sign directory.json with interop.sums.approve"
         )
     name, mine = place.name, key.public_key()
     kept = read_json(name, place.read_bytes(), _Signed, FIX)
@@ -202,6 +199,7 @@ def session_of(
 # %% ../../nbs/interop/sums.ipynb #aca68b9a
 HELLO = -1  # the step in which a node says which client it is
 NONCE = 16  # bytes, drawn by the server for each node
+Nonce = Annotated[bytes, Meta(min_length=NONCE, max_length=NONCE)]
 
 
 def store_secret(place: Path, state: bytes) -> None:
@@ -236,15 +234,12 @@ class Party:
     "A client of secure sums, on its node; its folder has its key and its signed directory."
 
     def __init__(self, folder, client: int):
+        check_between("partition-id in --node-config", client, 0, SERVER - 1)
         self.identity, self.members = read_keys(folder, f"client-{client}")
         self.client, self.states = client, private_folder(Path(folder) / "states")
 
     def reply_hello(self, nonce: bytes, run: int, node: int) -> dict:
         "Say which client this is, with a proof for the server's nonce."
-        if not isinstance(nonce, bytes) or len(nonce) != NONCE:
-            raise ValueError(
-                f"nonce does not have {NONCE} bytes: use the Private of this version"
-            )
         text = proven(run, node, self.client, nonce)
         return dict(client=self.client, proof=self.identity.sign(text))
 

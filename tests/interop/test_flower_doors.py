@@ -292,13 +292,13 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
         (dict(round=0.5), "`$.round`"),
         (dict(mechanism="Imvu()"), "use the same mechanism on both sides"),
         (dict(trains=["weight", "weight"]), "parameter twice"),
-        (dict(computation="0123"), "differs from this node's"),
+        (dict(computation="0123"), "is not this node's"),
         (dict(trains=[]), "`$.trains`"),
-        (dict(trains=["another"]), "lists 'another', which cannot train"),
-        (dict(odd=True), "lists 'bias', which cannot train"),
+        (dict(trains=["another"]), "trainable is 'another'; it must be one of"),
+        (dict(odd=True), "trainable is 'bias'; it must be one of"),
         (
             dict(odd=True, trains=["running_var"]),
-            "lists 'running_var', which cannot train",
+            "trainable is 'running_var'; it must be",
         ),
     ],
 )
