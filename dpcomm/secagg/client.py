@@ -144,8 +144,7 @@ def _read(body, kind):
         return msgspec.msgpack.decode(body, type=kind, dec_hook=_built)
     except (msgspec.DecodeError, RecursionError, LookupError) as error:
         raise ValueError(
-            f"the state cannot be read ({shown(str(error))}): use the copy that"
-            " `state` wrote"
+            f"the state cannot be read ({shown(str(error))}): use the copy written last"
         ) from None
 
 
@@ -166,8 +165,7 @@ def unpack_state(setup: Setup, who: int | None, data: bytes, party: type) -> tup
     ):
         if wrong:
             raise ValueError(
-                f"the state {text}: finish the session with the version, the setup and"
-                " the party that started it"
+                f"the state {text}: use the version, setup and party that wrote it"
             )
     return owner, msgspec.structs.asdict(_read(fields, stored_form(party)))
 
@@ -355,11 +353,10 @@ class Client(Party):
     def _enter(self, step):
         "Move on to a step, and erase what no later reply needs."
         self.step = step
-        for name in (
-            n for last, names in LAST_USE.items() if last < step for n in names
-        ):
-            wipe(getattr(self, name, None))
-            setattr(self, name, None)
+        for last, names in LAST_USE.items():
+            for name in names if last < step else ():
+                wipe(getattr(self, name, None))
+                setattr(self, name, None)
 
     def state(self) -> bytes:
         """Put the client away: what it knows, and nothing stays here.
@@ -420,12 +417,11 @@ class Client(Party):
         setup, size = self.setup, BUNDLE_SIZE + SIGNATURE_SIZE
         signed = unpack_records(body, size, self.neighbours, SERVER, ADVERTISE)
         bundles, seen = {}, {}
+        check_bundle(setup, self.me, self.keys, seen)
         for i, entry in signed.items():
-            keys, signature = entry[:BUNDLE_SIZE], entry[BUNDLE_SIZE:]
-            route = ADVERTISE, i, SERVER
+            bundles[i] = keys = entry[:BUNDLE_SIZE]
+            signature, route = entry[BUNDLE_SIZE:], (ADVERTISE, i, SERVER)
             check_signature(setup, self.directory, route, keys, signature)
-            bundles[i] = keys
-        for i, keys in {self.me: self.keys, **bundles}.items():
             check_bundle(setup, i, keys, seen)
         if len(bundles) < setup.threshold:
             text = f"{len(bundles)} of its neighbours sent keys; {setup.threshold} are needed"

@@ -73,7 +73,8 @@ def guide_table(thresholds: np.ndarray, bits: int) -> np.ndarray:
     first = np.arange(2**cells, dtype=word) << word(bits - cells)
     below = np.searchsorted(thresholds, first)
     after = np.append(below[1:], len(thresholds))
-    return np.where(after == below, below, -1).astype(np.int32)
+    one = (after == below) & (below < len(thresholds))
+    return np.where(one, below, -1).astype(np.int32)
 
 # %% ../../nbs/secagg/discrete.ipynb #cf2c5397
 def exp_fixed(a: Fraction, bits: int) -> int:
@@ -83,8 +84,7 @@ def exp_fixed(a: Fraction, bits: int) -> int:
     halvings = max(0, math.ceil(a).bit_length() + 4)
     wide = bits + halvings + 16
     part = (a.numerator << wide) // (a.denominator << halvings)
-    term = 1 << wide
-    total = 1 << wide
+    term = total = 1 << wide
     k = 0
     while term:
         k += 1
@@ -145,8 +145,7 @@ def inversion_table(law: tuple, bits: int) -> tuple:
     "The table of a law, for arrays: start, thresholds, guide table."
     start, ends = thresholds(law, bits)
     ends = np.array(ends, np.uint64)
-    guide = guide_table(ends, bits)
-    return start, ends, np.where(guide < len(ends), guide, -1).astype(np.int32)
+    return start, ends, guide_table(ends, bits)
 
 
 def by_inversion(

@@ -75,10 +75,6 @@ def add_mask(total: np.ndarray, key: bytes, negative: bool = False) -> None:
         combine(part, out[: part.nbytes].view(total.dtype), out=part)
 
 # %% ../../nbs/secagg/masking.ipynb #d0prot20
-def _bits(rows):
-    return np.unpackbits(rows, axis=1, bitorder="little")
-
-
 def pack_words(words: np.ndarray, bits: int) -> bytes:
     "Write ring elements with no bit to spare."
     if bits in (16, 8 * words.itemsize):
@@ -86,8 +82,9 @@ def pack_words(words: np.ndarray, bits: int) -> bytes:
     out = []
     for at in range(0, len(words), CHUNK):  # a multiple of eight
         part = np.ascontiguousarray(words[at : at + CHUNK])
-        rows = _bits(part.view(np.uint8).reshape(len(part), -1))[:, :bits]
-        out.append(np.packbits(rows, bitorder="little").tobytes())
+        rows = part.view(np.uint8).reshape(len(part), -1)
+        flat = np.unpackbits(rows, axis=1, count=bits, bitorder="little")
+        out.append(np.packbits(flat, bitorder="little").tobytes())
     return b"".join(out)
 
 
@@ -155,8 +152,7 @@ def reconstruct(shares: dict, threshold: int, at: tuple = ()) -> int:
     """
     if len(shares) < threshold:
         raise ValueError(
-            f"shares has {len(shares)} of the {threshold} entries needed to recover"
-            " the secret: collect more"
+            f"shares has {len(shares)} of the {threshold} entries needed: collect more"
         )
     at = at or tuple(sorted(shares))
     weights = lagrange(at)
@@ -182,9 +178,7 @@ def private_from_scalar(value: int) -> bytes:
     number = 8 * (value * pow(8, -1, PRIME) % PRIME)
     number = number if number >= 2**254 else 8 * PRIME - number
     if number >= 2**255:
-        raise ValueError(
-            f"value is {value}, which is not a valid private key: draw another"
-        )
+        raise ValueError("value is not a valid private key: draw another")
     return number.to_bytes(32, "little")
 
 

@@ -93,8 +93,7 @@ class Setup:
         k = self._fill("neighbours", n - 1, min(2, n - 1), n - 1)
         if n * k % 2:
             raise ValueError(
-                f"neighbours is {k} and n_clients {n}; their product must be even: pass"
-                f" {k - 1} neighbours"
+                f"neighbours is {k} and n_clients {n}, both odd: pass {k - 1} neighbours"
             )
         t = check_between("threshold", self.threshold, k // 2 + 1, k)
         least = max(t + 1, n // 2 + 1)
@@ -106,17 +105,14 @@ class Setup:
             value = getattr(self, name)
             if not isinstance(value, bytes) or len(value) != (size or len(value)):
                 raise ValueError(
-                    f"{name} is {shown(value)}; it must be bytes (16 for a session):"
-                    " pass a fresh os.urandom(16) that every party trusts, or a hash"
-                    " of the agreed support"
+                    f"{name} is {shown(value)}; it must be bytes, 16 of a session: pass"
+                    " a fresh os.urandom(16), or a hash of the agreed support"
                 )
+        largest = 0 if self.largest is None else self.largest
         most = self.ring.modulus // 2 - 1
-        if self.largest is not None:
-            if (need := n * check_between("largest", self.largest, 0)) > most:
-                text = f"n_clients * largest is {need}; {self.ring.bits} bits hold sums"
-                raise RingOverflow(
-                    f"{text} up to {most}: use more bits", SERVER, ADVERTISE
-                )
+        if (need := n * check_between("largest", largest, 0)) > most:
+            text = f"n_clients * largest is {need}; {self.ring.bits} bits hold sums"
+            raise RingOverflow(f"{text} up to {most}: use more bits", SERVER, ADVERTISE)
 
     def _fill(self, name, usual, low, high):
         if getattr(self, name) is None:

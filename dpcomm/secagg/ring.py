@@ -28,8 +28,7 @@ def check_whole(name: str, z) -> np.ndarray:
     if z.dtype.kind == "i" or (z.dtype.kind == "u" and z.dtype.itemsize < 8):
         return z.astype(np.int64, copy=False)
     raise ValueError(
-        f"{name} is {z.dtype}; it must hold signed whole numbers of at most 64 bits:"
-        " encode the vector first"
+        f"{name} is {z.dtype}; it must hold whole numbers that fit int64: encode it"
     )
 
 # %% ../../nbs/secagg/ring.ipynb #65d215be
@@ -132,8 +131,7 @@ def squared_length(z: np.ndarray) -> np.ndarray:
     top = int(np.abs(z).max(initial=0))
     if top**2 >= 2**63:
         raise Overflow(
-            f"z contains {top}; the square of an entry must fit in 63 bits: use fewer"
-            " ring_bits, or larger steps"
+            f"z has {top}, and its square 64 bits: use fewer ring_bits, or larger steps"
         )
     fits = (2**63 - 1) // max(top, 1) ** 2  # squares whose sum fits 63 bits
     if fits >= z.shape[1]:
@@ -150,13 +148,10 @@ def clip_to_grid(x: np.ndarray, length: float, scale: float) -> np.ndarray:
     most = (Fraction(length) / Fraction(scale)) ** 2
     if most > 2**62:
         raise Overflow(
-            f"length / scale is {length / scale:.4g}; squared norms fit in 63 bits up"
-            " to 2^31: use a larger scale"
+            f"length / scale is {length / scale:.4g}, above 2^31: use a larger scale"
         )
-    y = (
-        clip_l2(torch.as_tensor(x, dtype=torch.float64, device="cpu"), length).numpy()
-        / scale
-    )
+    x = torch.as_tensor(x, dtype=torch.float64, device="cpu")
+    y = clip_l2(x, length).numpy() / scale
     z = np.trunc(y).astype(np.int64)
     while len(long := np.flatnonzero(np.einsum("ij,ij->i", z, z) > math.floor(most))):
         y[long] *= SHRINK

@@ -12,7 +12,6 @@ from collections import Counter
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from ..core.checks import shown
 from dpcomm.secagg.client import (
     DEALT_SIZE,
     SEALED_SIZE,
@@ -174,8 +173,7 @@ class Server(Party):
         with self.lock:
             if self.inbox:
                 raise ValueError(
-                    f"{len(self.inbox)} messages of the round"
-                    f" {shown(ROUNDS[self.step])} have arrived: call advance first"
+                    f"{len(self.inbox)} messages have arrived: call advance first"
                 )
             data, self.step = self._store(), len(ROUNDS)
             return data

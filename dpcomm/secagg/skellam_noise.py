@@ -119,12 +119,12 @@ def block_table(mu: Fraction, bits: int = WORD_BITS, most: int = 1024) -> BlockT
     top = [max(pair) + 2 for pair in ends]
     scale = (2**bits - 2 * len(top) - 4 << wide) // sum(top)
     weight = [(scale * t >> wide) + 1 for t in top]
-    left, right = (
-        np.array(
-            [one * scale * pair[i] // (w << wide) for pair, w in zip(ends, weight)]
-        )
-        for i in (0, 1)
-    )
+    left, right = np.array(
+        [
+            [one * scale * h // (w << wide) for h in pair]
+            for pair, w in zip(ends, weight)
+        ]
+    ).T
     law = np.array(list(accumulate([1, *weight, 1])), np.uint64)
     chance = np.array([0, *left, 0, -one], np.int64)
     slope = np.array([0, *(right - left), 0, 0], np.int64)

@@ -280,7 +280,7 @@ def test_lengths_are_whole_numbers():
     one = np.ones((2, 1000), np.int64)
     one[0, 7], one[1, 999] = 3_037_000_499, -(2**31)
     assert ring.squared_length(one).tolist() == [3_037_000_499**2 + 999, 2**62 + 999]
-    with pytest.raises(Overflow, match="3037000500; the square of an entry"):
+    with pytest.raises(Overflow, match="3037000500, and its square 64 bits"):
         ring.squared_length(np.array([[3_037_000_500, 0]]))
 
 

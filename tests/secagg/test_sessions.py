@@ -243,7 +243,7 @@ def test_any_threshold_of_shares_gives_the_secret_back(data, t, secret):
     if t > 1:
         fewer = {x: shares[x] for x in chosen[1:]}
         assert masking.reconstruct(fewer, t - 1) != secret, "of degree t - 1"
-        with pytest.raises(ValueError, match="entries needed to recover"):
+        with pytest.raises(ValueError, match="entries needed: collect more"):
             masking.reconstruct(fewer, t)
     part[data.draw(st.sampled_from(chosen))] ^= 1 << data.draw(st.integers(0, 255))
     assert masking.reconstruct(part, t) != secret
