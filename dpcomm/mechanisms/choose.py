@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..core.checks import check_choice, check_kind, check_number
+from ..core.checks import check_between, check_choice, check_kind, check_number
 from ..core.random import normal, seed_tree
 from ..core.vectors import check_finite, check_rows
 from .contract import Mechanism, mechanism_class, registered
@@ -342,7 +342,7 @@ class _Search:
         if not made and sizes:
             least = min(sizes)
             unit = 10.0 ** (math.floor(math.log10(least)) - 2)
-            raise ValueError(
+            why = ValueError(
                 f"{name} sends at least {least:.3g} bits each: raise bits to"
                 f" {math.ceil(least / unit - 1e-9) * unit:.3g}"
             )
@@ -399,7 +399,8 @@ def choose(
 
     Each is tried on whole vectors: about three CPU seconds and .3 GB a million entries.
 
-    deployment: who takes part and who is trusted; needs d or groups.
+    deployment: who takes part and who is trusted; needs d or groups, at most 2^26
+        entries: with more, choose at a smaller d, then calibrate the chosen mechanism.
     eps: target epsilon of the whole run, [1e-6, 1e100].
     bits: upload limit in bits per parameter, header excluded, > 0; None: no limit.
     updates: (k, d), clients' vectors of norm at most 1; None: built-in examples.
@@ -453,24 +454,14 @@ def _check(deployment, eps, bits, updates):
     check_number("eps", eps, "[1e-6, 1e100]")
     if bits is not None:
         check_number("bits", bits, "(0, inf)")
-    if deployment.d is None:
-        raise ValueError(
-            "d is None, and both the error and the bits depend on it: give the"
-            " Deployment the number of parameters, for example d=1_000_000"
-        )
-    if deployment.d > MOST_ENTRIES:
-        raise ValueError(
-            f"d is {deployment.d}; mechanisms are tried on vectors of at most"
-            f" {MOST_ENTRIES:,} entries: choose with a smaller d, then calibrate the"
-            " chosen mechanism with this d"
-        )
+    check_between("d", deployment.d, 1, MOST_ENTRIES)
     if updates is None:
         return
     shape = tuple(check_finite("updates", check_rows("updates", updates)).shape)
     if shape[0] < 2 or shape[1] != deployment.d:
         raise ValueError(
-            f"updates has shape {shape}; it must be (k, {deployment.d}), with at least"
-            " two clients: pass vectors of this deployment's d"
+            f"updates has shape {shape}; it must be (k, {deployment.d}), k at least 2:"
+            " pass vectors of this deployment's d"
         )
     if (most := float(torch.linalg.vector_norm(updates, dim=1).max())) > 1.001:
         why = f"updates has a vector of norm {most:.4g}; norms must be at most 1"

@@ -90,8 +90,25 @@ class Deployment(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_groups(self)
-        _check_cohort(self)
+        cohort, n, drawn = self.cohort, self.n_clients, self.sampling
+        if cohort > n and drawn != "replacement" or cohort < n and drawn == "none":
+            raise ValueError(
+                f"cohort is {cohort} of {n} clients and sampling is {shown(drawn)}:"
+                " pass cohort = n_clients, or a smaller one with its sampling"
+            )
+        if self.visits is not None:  # and clients are left for every cohort
+            sent = self.rounds * cohort if drawn in ("fixed", "none") else 1
+            check_between("visits", self.visits, -(-sent // n), self._most)
+        if self.groups is not None:
+            check_kind("groups", self.groups, (tuple, list), "sizes of the groups")
+            sizes = tuple(int(check_between("groups", size, 1)) for size in self.groups)
+            total = check_size("the sum of groups", sum(sizes))
+            if self.d not in (None, total):
+                raise ValueError(
+                    f"groups sum to {total} and d is {self.d}: leave d out"
+                )
+            object.__setattr__(self, "groups", sizes)
+            object.__setattr__(self, "d", total)
 
     @property
     def messages(self) -> int:
@@ -120,8 +137,8 @@ class Deployment(Checked):
         """
         if self.trust == "shuffler" and n < self.least:
             raise ValueError(
-                f"{n} messages are in the shuffle; the guarantee counts on"
-                f" {self.least}: discard this round, or account for a larger tolerance"
+                f"{n} messages are in the shuffle; the guarantee counts on {self.least}"
+                ": discard this round, or account for a larger tolerance"
             )
         return n
 
@@ -196,7 +213,7 @@ class Deployment(Checked):
         x = spent.near(math.log(first))
         if x is None:
             about = f"{name} cannot be calibrated from {free} = {first:.3g}: "
-            about *= str(spent.why).startswith(f"{free} is")
+            about *= str(spent.why).startswith(f"{free} ")
             raise ValueError(about + str(spent.why))
         if not eps * (1 - NEAR) <= spent[x] <= eps:
             toward = -1 if free in SPENT else 1
@@ -238,52 +255,6 @@ class Deployment(Checked):
             play |= dict(n_clients=self.n_clients, cohort=self.cohort)
         seen = audit_play(audited, relation, trials, self.delta, rng, alarm, **play)
         return seen, promised
-
-# %% ../../nbs/foundations/deployments.ipynb #d3b10007
-def _check_groups(s):
-    if s.groups is None:
-        return
-    if not isinstance(s.groups, (tuple, list)) or not s.groups:
-        raise ValueError(
-            f"groups is {shown(s.groups)}; it must be the sizes of parameter groups:"
-            " pass a tuple of whole numbers, or None for one group"
-        )
-    sizes = tuple(int(check_between("groups", size, 1)) for size in s.groups)
-    total = check_size("the sum of groups", sum(sizes))
-    if s.d not in (None, total):
-        raise ValueError(
-            f"groups sum to {total} and d is {s.d}; they must agree: leave d out, or"
-            " pass the group sizes of this model"
-        )
-    object.__setattr__(s, "groups", sizes)
-    object.__setattr__(s, "d", total)
-
-
-def _check_cohort(s):
-    n, visits = s.n_clients, s.visits
-    if s.cohort > n and s.sampling != "replacement":
-        raise ValueError(
-            f"cohort is {s.cohort} of {n} clients; it cannot be larger: lower cohort or"
-            " raise n_clients"
-        )
-    if s.sampling == "none" and s.cohort != n:
-        raise ValueError(
-            f"cohort is {s.cohort} of {n} clients and sampling is 'none', where every"
-            " client takes part: pass cohort = n_clients, or choose a sampling"
-        )
-    if visits is None:
-        return
-    if visits > s._most:
-        raise ValueError(
-            f"visits is {visits}; a client sends at most {s._most} messages in"
-            f" {s.rounds} rounds: lower visits, or leave it out"
-        )
-    needed = s.rounds * s.cohort
-    if visits * n < needed and s.sampling in ("fixed", "none"):
-        raise ValueError(
-            f"visits is {visits}; {n} clients then send {visits * n} of the {needed}"
-            f" messages: raise visits to {-(-needed // n)} or more, or lower rounds or cohort"
-        )
 
 # %% ../../nbs/foundations/deployments.ipynb #d3b10009
 _NULL = ("null-slot", "poisson-null")  # relations of runs that send null messages
@@ -343,16 +314,14 @@ def _check_mechanism(s, m, accountant):
     check_kind("mechanism", m, Mechanism, "dpcomm.mechanism(name, ...)")
     if not m.relations:
         raise ValueError(
-            f"{m.name} gives no privacy guarantee with these parameters: add noise, or"
-            " pass a finite eps"
+            f"{m.name} gives no privacy with these parameters: give it noise"
         )
     order = list(TRUSTS)
     if order.index(m.trust) > order.index(s.trust):
-        instead = "local=True or " if m.name == "gaussian" else ""
         raise ValueError(
             f"trust is {shown(s.trust)}, and {m.name} is private only under"
-            f" {shown(m.trust)}: pass {instead}trust={shown(m.trust)} if that is true,"
-            " or choose a mechanism that needs less trust"
+            f" {shown(m.trust)}: pass trust={shown(m.trust)} if that is true, or choose"
+            " a mechanism that needs less trust, such as gaussian with local=True"
         )
     given = dict(unit=s.unit if s.unit != "client" else None, accountant=accountant)
     for name, value in given.items():
@@ -361,11 +330,6 @@ def _check_mechanism(s, m, accountant):
                 f"{name} is {shown(value)}, and {m.name} has one accountant, for"
                 f" clients: leave {name} out"
             )
-    if s.delta == 0 and not isinstance(m, Local):
-        raise ValueError(
-            f"delta is 0, and the guarantee of {m.name} needs a positive delta: pass a"
-            " delta below 1 / n_clients, or choose a pure mechanism such as pm or privquant"
-        )
     sizes = getattr(m, "groups", None)
     if sizes and s.groups and tuple(sizes) != s.groups:
         raise ValueError(
@@ -374,14 +338,12 @@ def _check_mechanism(s, m, accountant):
         )
     if (m.summed or _shuffles(s, m)) and s.dropouts > s.tolerance:
         raise ValueError(
-            f"dropouts is {s.dropouts} and tolerance {s.tolerance}; more clients are"
-            " expected to drop out than the guarantee allows for: raise tolerance"
+            f"dropouts is {s.dropouts} and tolerance {s.tolerance}: raise tolerance"
         )
     if m.summed and m.honest > s.least:
         raise ValueError(
-            f"{m.name} needs {m.honest} shares of noise, and {s.cohort} clients,"
-            f" {s.tolerance:.0%} of whom may drop out, leave {s.least}: build it with"
-            f" n_clients = {s.cohort} and tolerance = {s.tolerance}"
+            f"{m.name} needs {m.honest} shares of noise, and {s.cohort} clients leave"
+            f" {s.least}: build it with their number and tolerance = {s.tolerance}"
         )
 
 
@@ -501,14 +463,10 @@ def _given(s, cls, free, clip_norm, fixed):
     names = [field.name for field in fields(cls)]
     if not cls.free:
         raise ValueError(
-            f"{cls.name} does not name the parameter to calibrate: give the class an"
-            " attribute free with the name of a field"
+            f"{cls.name} has no attribute free, the name of the field to set: add it"
         )
     if free in fixed:
-        raise ValueError(
-            f"{free} of {cls.name} is set by calibrate: leave it out, or use"
-            f" `guarantee` with a given {free}"
-        )
+        raise ValueError(f"{free} of {cls.name} is set by calibrate: leave it out")
     for name in fixed:
         check_choice(f"a field of {cls.__name__}", name, [*names, "eps", "accountant"])
     shared = dict(n_clients=s.cohort, tolerance=s.tolerance, groups=s.groups)
