@@ -261,9 +261,8 @@ class Mechanism(Checked):
         ValueError where neither a pair nor a curve is known.
         """
         raise ValueError(
-            f"{self.name} has no privacy losses of a single release to compose:"
-            " account for its rounds with `guarantee`, and add its eps and delta to"
-            " those of the others"
+            f"{self.name} has no privacy losses of one release to compose: add the eps"
+            " and delta of its `guarantee` to those of the others"
         )
 
     def to_summand(self, message: Message) -> np.ndarray:
@@ -296,28 +295,20 @@ class Mechanism(Checked):
         message: a `Message`. Returns bytes, as many as `bits(message.d)` says.
         """
         check_kind("message", message, Message, "Message.from_bytes(data, d)")
-        if message.mechanism != self.name:
+        if (message.mechanism, message.fingerprint) != (self.name, self.fingerprint):
             raise BadMessage(
-                f"message was encoded by {shown(message.mechanism)} and cannot be"
-                f" decoded by {shown(self.name)}: use the sender's mechanism"
-            )
-        if message.fingerprint != self.fingerprint:
-            raise BadMessage(
-                f"message was encoded by {message.mechanism} with parameters that"
-                f" differ from {self}: use the sender's parameters, including seed and round"
+                f"message was encoded by {shown(message.mechanism)} with parameters"
+                f" that differ from {self}: use the sender's, including seed and round"
             )
         if not 0 < message.d < 2**32:
+            raise BadMessage(f"message has d = {message.d}, below 1: drop it")
+        payload, expected = message.payload, self.bits(message.d).content // 8
+        if len(payload) != expected:
             raise BadMessage(
-                f"message has d = {message.d}; it must be at least 1: drop it"
+                f"message has a payload of {len(payload)} bytes, and {self} sends"
+                f" {expected} for {message.d} entries: it is damaged, send it again"
             )
-        size = self.bits(message.d)
-        expected = (size.payload + size.shared_randomness) // 8
-        if len(message.payload) != expected:
-            raise BadMessage(
-                f"message has a payload of {len(message.payload)} bytes; {self} sends"
-                f" {expected} for {message.d} entries: the message is damaged, send it again"
-            )
-        return message.payload
+        return payload
 
     def numbers(self, message: Message, nbits: int, most: int) -> np.ndarray:
         """Packed numbers of a message; BadMessage where one is too large.
@@ -329,8 +320,8 @@ class Mechanism(Checked):
         packed = unpack_bits(payload, nbits, self.payload_bits(message.d) // nbits)
         if packed.max(initial=0) >= most:
             raise BadMessage(
-                f"message holds {packed.max()}, and {self.name} sends 0..{most - 1}: the"
-                " message is damaged, send it again"
+                f"message holds {packed.max()}, and {self.name} sends 0..{most - 1}: it"
+                " is damaged, send it again"
             )
         return packed
 
@@ -532,14 +523,11 @@ class Total:
 
     def merge(self, other: Self) -> Self:
         "Add another total, which is not changed; ValueError if it does not fit."
-        if (self.mechanism.fingerprint, self.d) != (
-            other.mechanism.fingerprint,
-            other.d,
-        ):
+        ours, theirs = ((one.mechanism.fingerprint, one.d) for one in (self, other))
+        if ours != theirs:
             raise ValueError(
-                f"other is a total of {other.mechanism} with d = {other.d} and this one of"
-                f" {self.mechanism} with d = {self.d}: start both with the same mechanism,"
-                " including seed and round"
+                f"other is a total of {other.mechanism} with d = {other.d}, and this is"
+                f" of {self.mechanism} with d = {self.d}: start both with the same"
             )
         return self if other.sum is None else self._add(other.sum, other.n)
 
@@ -716,16 +704,14 @@ def register(cls: Kind) -> Kind:
     name = cls.name
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"name is {shown(name)}; it must be at most 64 lower-case letters, digits"
-            f" and _, beginning with a letter: change the name of {cls.__qualname__}"
+            f"name is {shown(name)}; it must match {NAME.pattern}: change it"
         )
     ours = f"{GROUP}.{name}"
     if cls.__module__ != ours and (name in _REGISTRY or _places().get(name) == ours):
         taken = mechanism_class(name)
         if taken.__qualname__ != cls.__qualname__:
             raise ValueError(
-                f"name is {shown(name)}, which {taken.__module__}.{taken.__qualname__}"
-                f" already has: choose another for {cls.__qualname__}"
+                f"name is {shown(name)}, which {taken} has: choose another"
             )
     _REGISTRY[name] = cls
     return cls  # pyright: ignore[reportReturnType] (the class that came)
@@ -767,8 +753,7 @@ def mechanism_class(name: str) -> type[Mechanism]:
         (importlib.import_module if ours else import_mechanism)(place)
     if name not in _REGISTRY:
         raise ValueError(
-            f"the module or entry point of {name} registers a mechanism of another name:"
-            " give both the same name"
+            f"{name} is the entry point of another mechanism: give both the same name"
         )
     return _REGISTRY[name]
 

@@ -22,7 +22,6 @@ from dpcomm.core.checks import (
     check_choice,
     check_kind,
     check_reals,
-    shown,
 )
 from ..core.random import below, row_streams
 from ..core.vectors import check_finite
@@ -171,17 +170,14 @@ class Imvu(Coded, LocalRenyi):
             off = abs(self.table.eps - self.eps) > 1e-9 * self.eps
             if off or len(self.table.rows) != 2:
                 raise ValueError(
-                    f"eps is {shown(self.eps)}, and the table has eps"
-                    f" {shown(self.table.eps)} and {len(self.table.rows)} rows; it must"
-                    " have the same eps and two rows: pass mvu.solve(eps)"
+                    f"table has eps {self.table.eps} and {len(self.table.rows)} rows;"
+                    f" it must have eps {self.eps} and two: pass mvu.solve(eps)"
                 )
         for value in (*np.abs(self.levels), self.kappa / self.clip_norm):
             if value != 0 and not 1e-37 < value < 1e37:
                 raise ValueError(
-                    f"beta is {shown(self.beta)}; with eps = {self.eps} and clip_norm"
-                    f" = {self.clip_norm} the estimates and eps beta / clip_norm must"
-                    f" lie within 1e-37..1e37, and one is {value:.1e}: bring the three"
-                    " nearer to 1"
+                    f"beta is {self.beta}; estimates and eps beta / clip_norm must lie"
+                    f" in 1e-37..1e37, and one is {value:.1e}: bring all nearer to 1"
                 )
 
     def logits(self, u: Tensor) -> Tensor:

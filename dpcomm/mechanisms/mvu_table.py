@@ -51,10 +51,10 @@ class Table:
         a, p = check_reals("alphabet", self.alphabet), check_reals("rows", self.rows)
         check_number("eps", self.eps, "(0, inf)")
         check_choice("constraint", self.constraint, CONSTRAINTS)
-        if p.ndim != 2 or p.shape[1] != a.size or len(p) < 2 or (p <= 0).any():
+        if p.shape != (len(p), a.size) or len(p) < 2 or (p <= 0).any():
             raise ValueError(
                 f"rows has shape {p.shape} and a least entry of {p.min():.2g}; it must"
-                f" have one row per input, {a.size} probabilities above 0 each: drop unused symbols"
+                f" be (2 or more, {a.size}), all above 0: drop unused symbols"
             )
         allowed = self.eps * _distances(len(p), self.constraint)
         excess = max((np.subtract.outer(c, c) - allowed).max() for c in np.log(p).T)
@@ -96,8 +96,8 @@ def check_problem(eps, n_inputs, n_outputs, constraint):
         check_range(name, value, PROBLEM[name])
     if min(n_inputs, n_outputs) > 2 and n_inputs * n_outputs > 2048:
         raise ValueError(
-            f"n_inputs is {n_inputs} and n_outputs {n_outputs}; the linear program"
-            " takes at most 2048 probabilities: lower one of them, or use n_outputs = 2"
+            f"n_inputs is {n_inputs} and n_outputs {n_outputs}; their product must be"
+            " at most 2048: lower one of them, or use n_outputs = 2"
         )
 
 
@@ -237,10 +237,7 @@ def _without_dust(eps, a, p, x, constraint):
         a = a[~dust] if dust.any() else np.delete(a, twin.argmax())
         solved = _program(eps, a, x, constraint)
         if solved is None:
-            raise ValueError(
-                "alphabet is too small without its symbols of tiny probability:"
-                " another start is needed"
-            )
+            raise ValueError("no table without the symbols of tiny probability")
         p = solved[1]
     return a, p
 

@@ -91,16 +91,14 @@ class NoisySum(Mechanism):
             if given and check_number(name, size, "(0, inf)") < self.honest:
                 raise ValueError(
                     f"{name} is {size}; the mechanism divides its noise among"
-                    f" {self.honest} clients in every sum: build it for fewer clients,"
-                    f" or raise {name}"
+                    f" {self.honest}: build it for fewer clients, or raise {name}"
                 )
         if n_clients is None or cohort is None:
             return 1.0
         if cohort > n_clients or (sampling == "none" and cohort < n_clients):
             raise ValueError(
                 f"cohort is {cohort} of {n_clients} clients and sampling is"
-                f" {shown(sampling)}: pass cohort = n_clients, or a cohort with its"
-                " sampling"
+                f" {shown(sampling)}: pass cohort = n_clients, or one with its sampling"
             )
         return cohort / n_clients
 
@@ -195,11 +193,9 @@ class NoisySum(Mechanism):
     def _refuse(self, relation, sampling):
         # no normal noise represents the shares, and no theorem covers the draw
         raise ValueError(
-            f"n_clients is {self.n_clients}, relation is {shown(relation)} and sampling"
-            f" is {shown(sampling)}; with so little noise per client there is only a"
-            " Rényi curve, for neither cohorts of a fixed size nor 'replace' under"
-            " sampling: use accountant='pld', sampling='none', fewer clients, or more"
-            " noise"
+            f"sampling is {shown(sampling)}, relation {shown(relation)}; of so little"
+            " noise per client only a Rényi curve is known, without sampling or of 'zero-out'"
+            " under 'poisson': use accountant='rdp-balle' there, or more noise"
         )
 
     def profile(self, relation: str, eps, d: int, rounds: int) -> np.ndarray:
@@ -465,9 +461,7 @@ class Summed(NoisySum):
         "Notes of a guarantee; ValueError where none is given."
         check_choice("sampling", sampling, self.samplings)
         if self.sigma is None:
-            raise ValueError(
-                "sigma is None, which gives no privacy guarantee: pass a sigma above 0"
-            )
+            raise ValueError("sigma is None, which hides nothing: pass a sigma above 0")
         stays = (
             f"every sum carries {self.honest} of {self.n_clients} honest shares, the"
             " client's own among them whatever it contributes"
@@ -508,11 +502,10 @@ class LinearSketch(Summed):
         if self.sigma is not None and self.share < LEAST * self.scale:
             bits = RING.bits + math.ceil(math.log2(LEAST * self.scale / self.share))
             raise ValueError(
-                f"sigma is {shown(self.sigma)} with n_clients = {shown(self.n_clients)};"
-                f" a share of the noise is {self.share / self.scale:.2g} steps of the"
-                f" grid of a {RING.bits}-bit ring, and below {LEAST:g} the shares do"
-                f" not add up to one Gaussian: a ring of {bits} bits would do; use fewer"
-                " clients, a larger sigma, or ddgauss with more ring_bits"
+                f"sigma is {self.sigma} with n_clients = {self.n_clients}; a share is"
+                f" {self.share / self.scale:.2g} steps, and below {LEAST:g} the shares"
+                " do not add up to one Gaussian: use fewer clients, a larger sigma, or"
+                f" ddgauss with more ring_bits; a ring of {bits} bits would do"
             )
 
     @property

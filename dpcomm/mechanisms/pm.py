@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import shown
+from ..core.checks import check_number
 from ..core.random import private_stream, public_seed, row_streams, seed_tree
 from ..core.vectors import by_columns, check_finite, check_rows, check_vector
 from ..core.wire import Message
@@ -85,11 +85,7 @@ class Pm(Local):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.eps / (self.count or 1) < 1e-6:
-            raise ValueError(
-                f"eps is {shown(self.eps)}; every sent coordinate needs at least 1e-6"
-                f" of it, and count is {self.count or 1}: raise eps or lower count"
-            )
+        check_number("eps / count", self.eps / (self.count or 1), "[1e-6, inf)")
 
     def clip(self, u):
         return check_finite("u", u).clamp(-self.bound, self.bound)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.checks import shown
+from ..core.checks import check_number
 from ..core.vectors import check_floats, clip_l2
 from .contract import Coded, IntRange, register
 from .noisy_sums import Central
@@ -58,13 +58,8 @@ class Quantised(Central, Coded):
 
     def __post_init__(self):
         super().__post_init__()
-        low = self.levels / 2**19
-        if self.top < low:
-            raise ValueError(
-                f"top is {shown(self.top)}; with {self.level_bits} bits it must be in"
-                f" [{low:.2g}, 1], because no entry exceeds the clip and single"
-                " precision cannot represent a finer grid: change top"
-            )
+        # single precision represents no finer grid, and no entry exceeds the clip
+        check_number("top", self.top, f"[{self.levels / 2**19}, 1]")
 
     @property
     def length(self):

@@ -244,8 +244,7 @@ class Rec(Mechanism):
         """
         if self.groups and sum(self.groups) != d:
             raise ValueError(
-                f"groups sum to {sum(self.groups)}, but the vector has {d} entries:"
-                " pass the group sizes of this model"
+                f"groups sum to {sum(self.groups)} and d is {d}: build rec for this d"
             )
         return tuple(self.groups or (d,))
 

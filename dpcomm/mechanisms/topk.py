@@ -29,10 +29,9 @@ class Support:
     def __init__(self, coordinates):
         given = np.ravel(check_reals("coordinates", coordinates, "[0, 4294967295)"))
         self.coordinates = np.unique(given.astype(np.int64))
-        if not 0 < len(given) == len(self.coordinates):
+        if repeats := len(given) - len(self.coordinates):
             raise ValueError(
-                f"coordinates has {len(given)} numbers, {len(self.coordinates)} of them"
-                " distinct; a support is a non-empty set: drop the repeats"
+                f"coordinates repeats {repeats} of {len(given)} numbers: drop the repeats"
             )
         text = self.coordinates.astype("<i8").tobytes()
         self.digest = hashlib.sha256(text).hexdigest()
@@ -56,8 +55,7 @@ def size(fraction: float, d: int) -> int:
     k = math.floor(fraction * d * (1 + 1e-12))
     if k < 1:
         raise ValueError(
-            f"fraction is {shown(fraction)} of {d} weights; r n must be at least 1: use a"
-            f" fraction of {1 / d:.2g} or more"
+            f"fraction is {shown(fraction)}; of {d} weights it must be 1 / {d} or more"
         )
     return min(k, d)
 
@@ -141,8 +139,7 @@ class TopK(LinearSketch):
         check_kind("support", self.support, (Support, type(None)), given)
         if self.fresh and self.support is not None:
             raise ValueError(
-                f"fresh is {shown(self.fresh)}, but a support is given, and fresh draws"
-                " a new one each round: leave out one of the two"
+                "fresh draws a support each round, and one is given: leave out either"
             )
 
     def for_round(self, t):
@@ -156,8 +153,7 @@ class TopK(LinearSketch):
         if len(support) != k or support.coordinates[-1] >= d:
             raise ValueError(
                 f"support is {len(support)} coordinates up to {support.coordinates[-1]};"
-                f" a fraction of {self.fraction} of {d} weights is {k} coordinates"
-                f" below {d}: build it with top_k for this model"
+                f" it must be {k} below {d}: build it with top_k for this model"
             )
         return support
 
@@ -231,9 +227,8 @@ def scheme(
         return mechanism("compressive", chunks=chunks, **common)
     if (source == "top") != (support is not None):
         raise ValueError(
-            f"scheme is {name} and support is {support}; FL-TOP and FL-TOP-BIS need a"
-            " support and the other schemes take none: use top_k on public gradients,"
-            " or leave support out"
+            f"support is {support} for {name}; FL-TOP and FL-TOP-BIS need one, others"
+            " take none: use top_k on public gradients, or leave support out"
         )
     return TopK(support=support, held=held, fresh=fresh, **common)
 
