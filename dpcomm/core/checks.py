@@ -108,17 +108,15 @@ def check_reals(name: str, values, range: str = "(-inf, inf)") -> np.ndarray:
     range: an interval such as '(1, inf)', as in check_number.
     Returns: float64, the same shape.
     """
+    low, high, ends = _bounds(range)
     try:
         x = np.asarray(values, np.float64)
+        good = (low < x) & (x < high) | np.isin(x, ends)
+        if good.all() and x.size:
+            return x
+        what = f"holds {x[~good].flat[0]:g}" if x.size else "is empty"
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise ValueError(
-            f"{name} is {shown(values)}; it must hold real numbers in {range}: pass numbers"
-        ) from None
-    low, high, ends = _bounds(range)
-    good = (low < x) & (x < high) | np.isin(x, ends)
-    if good.all() and x.size:
-        return x
-    what = f"holds {x[~good].flat[0]:g}" if x.size else "is empty"
+        what = f"is {shown(values)}"
     raise ValueError(
         f"{name} {what}; it must hold numbers in {range}, at least one: change {name}"
     )
@@ -183,10 +181,8 @@ def check_choice(name: str, value, allowed) -> str:
     near = nearest(shown(value).strip("'"), allowed)
     some = ", ".join(str(a)[:60] for a in allowed[:16])
     some += f", ... ({len(allowed)} in all)" * (len(allowed) > 16)
-    raise ValueError(
-        f"{name} is {shown(value)}; it must be one of {some}: "
-        + (f"did you mean {shown(near)}?" if near else "pass one of these")
-    )
+    fix = f"did you mean {shown(near)}?" if near else "pass one of these"
+    raise ValueError(f"{name} is {shown(value)}; it must be one of {some}: {fix}")
 
 
 class Named:

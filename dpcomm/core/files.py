@@ -110,20 +110,15 @@ def read_sealed(path) -> bytes:
 # %% ../../nbs/foundations/files.ipynb #6133517f
 def unpack(path, most: int, fix: str = "download it again") -> bytes:
     "Unpack a gzip file that may be hostile; ValueError beyond `most` bytes. [RFC 1952]"
-    path = Path(path)
-    try:
-        with gzip.open(path) as file:
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        raise
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path.name} cannot be unpacked ({error}); {fix}") from None
-    if len(content) > most:
-        raise ValueError(
-            f"{path.name} cannot be unpacked (it expands to more than the allowed"
-            f" {most:,} bytes); {fix}"
-        )
-    return content
+    with open(path, "rb") as packed:
+        try:
+            content = gzip.open(packed).read(most + 1)
+            if len(content) <= most:
+                return content
+            why = f"it expands to more than the allowed {most:,} bytes"
+        except (OSError, EOFError, zlib.error) as error:
+            why = str(error)
+    raise ValueError(f"{Path(path).name} cannot be unpacked ({why}); {fix}")
 
 # %% ../../nbs/foundations/files.ipynb #8e3b16ae
 def read_json(name: str, text, kind=Any, fix: str = "download it again") -> Any:
@@ -145,6 +140,5 @@ def check_digest(path, digest: str, content: bytes) -> None:
     "Refuse what was read from a file if its SHA-256 is another. [FIPS 180-4]"
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(
-            f"{Path(path).name} is not the published file, by its SHA-256: delete it and"
-            " load the data again"
+            f"{Path(path).name} is not the published file: delete it and load it again"
         )

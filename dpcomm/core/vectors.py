@@ -23,10 +23,8 @@ from .random import seed_tree
 def check_floats(name: str, x: Tensor) -> Tensor:
     "Refuse what is no tensor of single or double precision."
     if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{name} is a {type(x).__name__}; it must be a torch tensor of float32 or"
-            f" float64: pass torch.as_tensor({name}, dtype=torch.float32)"
-        )
+        how = f"pass torch.as_tensor({name}, dtype=torch.float32)"
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor: {how}")
     kind = str(x.layout).removeprefix("torch.")
     if x.dtype not in (torch.float32, torch.float64):
         why = f"is {x.dtype}; it must be float32 or float64, because a lower precision"
@@ -60,6 +58,14 @@ def check_finite(name: str, x: Tensor) -> Tensor:
     return x
 
 # %% ../../nbs/foundations/vectors.ipynb #ad77ba06
+def _check_shape(name, x, ndim, shape, how):
+    if check_floats(name, x).ndim == ndim and x.shape[-1]:
+        return x
+    raise ValueError(
+        f"{name} has shape {tuple(x.shape)}; it must be {shape} with d >= 1: pass {how}"
+    )
+
+
 def check_vector(name: str, x: Tensor) -> Tensor:
     """Refuse anything but one client's vector.
 
@@ -75,12 +81,8 @@ def check_vector(name: str, x: Tensor) -> Tensor:
             f" dpcomm.core.vectors.{ask}({name})"
         )
     x = x.float() if isinstance(x, Tensor) and x.dtype in HALF else x
-    if check_floats(name, x).ndim == 1 and len(x):
-        return check_finite(name, x).cpu()
-    raise ValueError(
-        f"{name} has shape {tuple(x.shape)}; it must be one vector, (d,) with d >= 1:"
-        " pass one client's row, or use `simulate` for a batch"
-    )
+    how = "one client's row, or use `simulate` for a batch"
+    return check_finite(name, _check_shape(name, x, 1, "(d,)", how)).cpu()
 
 # %% ../../nbs/foundations/vectors.ipynb #a8206c39
 def check_rows(name: str, x: Tensor) -> Tensor:
@@ -90,12 +92,7 @@ def check_rows(name: str, x: Tensor) -> Tensor:
     x: (n, d), d >= 1, float32 or float64.
     Returns: x itself.
     """
-    if check_floats(name, x).ndim == 2 and x.shape[1]:
-        return x
-    raise ValueError(
-        f"{name} has shape {tuple(x.shape)}; it must be a batch of rows, (n, d) with d"
-        f" >= 1: pass {name}[None] for one vector"
-    )
+    return _check_shape(name, x, 2, "(n, d)", f"{name}[None] for one vector")
 
 # %% ../../nbs/foundations/vectors.ipynb #ch36v002
 COLUMNS = 2**16  # entries of a row at once, which a cache holds
@@ -240,10 +237,7 @@ def clip_l2(u: Tensor, clip: float) -> Tensor:
     check_finite("u", u)
     norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True, dtype=torch.float64)
     if norm.isinf().any():
-        raise ValueError(
-            "the norm of u overflows float64, so its direction would be lost: scale u"
-            " down, or drop the client"
-        )
+        raise ValueError("the norm of u overflows float64: scale u down, or drop it")
     scale = (clip / norm.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)
     subnormal = scale.numel() and scale.min() < torch.finfo(u.dtype).tiny
     wide = u.double() if subnormal else u

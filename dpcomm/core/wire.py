@@ -71,10 +71,10 @@ def pack_bits(values, bits: int) -> bytes:
     Returns: ceil(n * bits / 8) bytes.
     """
     values = np.asarray(values)
-    if values.size and (values.min() < 0 or values.max() >> bits):
+    low, top = (values.min(), values.max()) if values.size else (0, 0)
+    if low < 0 or top >> bits:
         raise ValueError(
-            f"values span {values.min()}..{values.max()}; {bits} bits can hold"
-            f" 0..{2**bits - 1}: use more bits"
+            f"values span {low}..{top}; {bits} bits can hold 0..{2**bits - 1}: use more"
         )
     if bits in (8, 16, 32):
         return values.astype(f">u{bits // 8}").tobytes()
