@@ -269,23 +269,22 @@ def _pld_eps(sigma, delta, q, rounds, relation, hidden):
 ACCOUNTANTS = ("rdp-classic", "rdp-balle", "pld")
 
 
-def _check_run(relation, sampling, trust, accountant, q):
-    renyi = sampling == "poisson" and accountant != "pld"
-    if (
-        sampling in ("fixed", "replacement")
-        or relation in ("null-slot", "poisson-null")
-        or (renyi and (trust != "central" or relation in SWAPS))
-    ):
-        raise ValueError(
-            f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust"
-            f" = {shown(trust)} has no {accountant} of a Gaussian sum: use accountant ="
-            " 'pld' for Poisson cohorts, `fixed_size_epsilon` for cohorts of a fixed"
-            " size, or sampling='none' with the rounds in which a client takes part"
-        )
+def check_rate(q: float, sampling: str):
     if q != 1 and sampling == "none":
         raise ValueError(
-            f"q is {shown(q)}; with sampling = 'none' it must be 1: pass sampling='poisson'"
-            " if clients are sampled"
+            f"q is {shown(q)}; without sampling it must be 1: pass sampling='poisson'"
+        )
+
+
+def _check_run(relation, sampling, trust, accountant):
+    known = accountant == "pld" or trust == "central" and relation not in SWAPS
+    drawn = sampling == "none" or sampling == "poisson" and known
+    if not drawn or relation in ("null-slot", "poisson-null"):
+        raise ValueError(
+            f"relation = {shown(relation)} with sampling = {shown(sampling)} and trust"
+            f" = {shown(trust)} has no {accountant} of a Gaussian sum: use 'pld' for"
+            " Poisson cohorts, `fixed_size_epsilon` for those of a fixed size, or"
+            " sampling='none' with the rounds in which a client takes part"
         )
 
 
@@ -329,7 +328,8 @@ def gaussian_guarantee(
     about = dict(unit="client", scope="total", rounds=rounds, q=q) | about
     about |= dict(relation=relation, sampling=sampling, trust=trust)
     Guarantee(0.0, delta, accountant=accountant, **about)  # is it covered?
-    _check_run(relation, sampling, trust, accountant, q)
+    _check_run(relation, sampling, trust, accountant)
+    check_rate(q, sampling)
     far = 2.0 if relation in SWAPS else 1.0
     if accountant == "pld":
         eps = _pld_eps(sigma, delta, q, rounds, relation, trust == "central")

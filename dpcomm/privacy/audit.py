@@ -340,9 +340,7 @@ def judge(present, absent, claims, alarm: float = 1e-6) -> Judgement:
     alarm: probability that a true claim is refuted, in (0, 1).
     """
     check_number("alarm", alarm, ALARM)
-    eps, delta = (np.atleast_1d(np.asarray(x, float)) for x in claims)
-    if eps.shape != delta.shape:
-        raise ValueError(f"claims hold {eps.size} eps, {delta.size} delta: pass pairs")
+    eps, delta = map(np.atleast_1d, np.asarray(claims, float))
     worlds = _check_scores(present), _check_scores(absent)
     (here, here_left), (there, there_left) = (_split(world, 4) for world in worlds)
     trials = min(len(x) for world in worlds for x in world.values())

@@ -208,9 +208,8 @@ def _check_combination(trust, sampling, relation):
     )
     raise ValueError(
         f"trust = {shown(trust)} with sampling = {shown(sampling)} and relation ="
-        f" {shown(relation)} is"
-        f" not allowed: no theorem covers it, since {WHY[trust]}. With this trust use"
-        f" {covered}."
+        f" {shown(relation)} is not allowed: no theorem covers it, since {WHY[trust]}."
+        f" With this trust use {covered}."
     )
 
 # %% ../../nbs/foundations/guarantee.ipynb #b975aa5e
@@ -222,8 +221,7 @@ def _check_guarantee(g):
         check_choice(name, getattr(g, name), allowed)
     if not isinstance(g.premises, Mapping):
         raise ValueError(
-            f"premises is {shown(g.premises)}; it must be a dict: pass"
-            " premises={'sampling': 'as if ...'} with a key of PREMISES"
+            f"premises is {shown(g.premises)}; it must be a dict with keys of PREMISES"
         )
     texts = dict(accountant=g.accountant, note=g.note)
     for name, sentence in g.premises.items():
@@ -231,23 +229,18 @@ def _check_guarantee(g):
         texts[f"premises[{shown(name)}]"] = sentence
     for name, text in texts.items():
         if not isinstance(text, str) or (name != "note" and not text.strip()):
-            raise ValueError(
-                f"{name} is {shown(text)}; it must be text: pass for example 'rdp-classic'"
-            )
+            raise ValueError(f"{name} is {shown(text)}; it must be text, such as 'pld'")
     _check_combination(g.trust, g.sampling, g.relation)
     if g.q is not None:
         check_number("q", g.q, "[0, 1]")
     rounds = 1 if g.rounds is None else check_between("rounds", g.rounds, 1, 2**53)
     if rounds != 1 and g.scope == "per-round":
         raise ValueError(
-            f"rounds is {shown(rounds)}; with scope = 'per-round' it must be 1: pass"
-            " scope='total' to compose rounds"
+            f"rounds is {rounds}; with scope = 'per-round' it must be 1: use 'total'"
         )
     if g.unit == "message" and g.scope != "per-round":
         raise ValueError(
-            f"scope is {shown(g.scope)}; with unit = 'message' it must be 'per-round',"
-            " because a message is sent once: pass scope='per-round', or"
-            " unit='client'"
+            f"scope is {shown(g.scope)}; with unit = 'message' it must be 'per-round'"
         )
 
 # %% ../../nbs/foundations/guarantee.ipynb #4c1d3396

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..core.checks import check_between, check_choice, check_number, shown
+from ..core.checks import check_between, check_choice, check_kind, check_number
 from dpcomm.privacy.accounting import (
     ORDERS,
+    check_rate,
     guarantee_from_rdp,
     rdp_subsampled_gaussian,
 )
@@ -95,9 +96,7 @@ def gaussian_losses(
     group = int(check_between("group", group, 1, 100))
     check_choice("trust", trust, NORMAL)
     q = float(check_number("q", q, "[1e-12, 1]"))
-    if q < 1 and sampling == "none":
-        why = f"q is {q:g} and sampling 'none', where everybody takes part"
-        raise ValueError(f"{why}: pass sampling='poisson' or 'fixed' with q")
+    check_rate(q, sampling)
     if sampling != "replacement":
         check_choice("draws", draws, (None,))
     elif check_between("draws", draws, 1, 2**31) <= q:
@@ -111,9 +110,8 @@ def gaussian_losses(
     coins = sampling == "poisson" and (far == 1 or not hidden)
     if group > 1 and not (coins or sampling == "none"):
         raise ValueError(
-            f"group is {group}; with sampling = {shown(sampling)} and relation ="
-            f" {shown(relation)} no bound for groups is proved: use 'poisson' with"
-            " 'add-remove' or 'zero-out', or 'none' with the rounds of one client"
+            f"group is {group}; with this sampling and relation no bound for groups is"
+            " proved: use 'none' with one client's rounds, or 'poisson' with 'zero-out'"
         )
     pairs = gaussian_pairs(1 / sigma, q, relation, sampling, draws, group, hidden)
 
@@ -200,16 +198,11 @@ class Bracket:
 
 
 def _check_list(releases):
-    given = isinstance(releases, (list, tuple)) and releases
-    for part in releases if given else [None]:
-        if not (
-            isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], Losses)
-        ):
-            raise ValueError(
-                f"releases is {shown(releases)}; it must be a list of (Losses, rounds):"
-                " pass [(mechanism.losses(...), 800)]"
-            )
-        check_between("rounds of a release", part[1], 1, 2**53)
+    check_kind("releases", releases, (list, tuple), "[(mechanism.losses(...), 800)]")
+    check_between("the number of releases", len(releases), 1)
+    for release, rounds in releases:
+        check_kind("a release", release, Losses, "what `losses` returns")
+        check_between("rounds of a release", rounds, 1, 2**53)
     return [(release, int(rounds)) for release, rounds in releases]
 
 
@@ -219,10 +212,9 @@ def _one_of(releases, name, among=None):
     if len(kinds) > 1:
         first, other = (values.index(v) for v in kinds[:2])
         raise ValueError(
-            f"releases[{first}] ({releases[first][0].name}) has {name}"
-            f" {shown(kinds[0])} and releases[{other}] ({releases[other][0].name})"
-            f" {shown(kinds[1])}; one epsilon cannot cover both: pass the same {name}="
-            " to `losses`, or account for them separately and add both eps and delta"
+            f"releases[{first}] ({releases[first][0].name}) has {name} {kinds[0]!r} and"
+            f" releases[{other}] ({releases[other][0].name}) {kinds[1]!r}: pass one"
+            f" {name} to both, or account for them separately and add both eps and delta"
         )
     return kinds[0] if kinds else values[0]
 
@@ -263,21 +255,16 @@ def _pld_ends(releases, delta):
 
 def _by_renyi(releases, delta, about, why):
     "The guarantee of added Rényi curves, or a ValueError that says which is missing."
-    for i, (release, _) in enumerate(releases):
-        if release.renyi is None:
-            raise ValueError(
-                f"delta is {shown(delta)}; {why}, and releases[{i}] ({release.name})"
-                " has no Rényi curve: raise delta, or account for it separately and"
-                " add both eps and delta"
-            )
-    curve = sum(rounds * release.renyi(ORDERS) for release, rounds in releases)
-    note = "; ".join((about["note"], f"Rényi curves, since {why}"))
-    made = guarantee_from_rdp(ORDERS, curve, delta, "balle", **about | dict(note=note))
-    if made.eps == math.inf:
-        raise ValueError(
-            f"delta is {shown(delta)}; no epsilon is proved for it, since {why}: raise delta"
-        )
-    return made
+    bare = [release.name for release, _ in releases if release.renyi is None]
+    if not bare:
+        curve = sum(rounds * release.renyi(ORDERS) for release, rounds in releases)
+        about = about | dict(note=f"{about['note']}; Rényi curves, since {why}")
+        made = guarantee_from_rdp(ORDERS, curve, delta, "balle", **about)
+        if made.eps < math.inf:
+            return made
+    apart = f"account separately for {', '.join(bare)}, which has no Rényi curve, or "
+    fix = apart * bool(bare) + "raise delta"
+    raise ValueError(f"delta is {delta:g}; no epsilon is proved, since {why}: {fix}")
 
 
 def compose(releases, delta: float) -> Bracket:

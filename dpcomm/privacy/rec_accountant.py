@@ -121,9 +121,8 @@ class RecRun:
             check_between("cohort", self.cohort, 1, self.n_clients)
             if self.slots % self.cohort:
                 raise ValueError(
-                    f"slots is {self.slots}; it must be rounds * cohort, a multiple of"
-                    f" cohort = {self.cohort}: pass the number of messages of the whole"
-                    " run"
+                    f"slots is {self.slots}; it must be a multiple of cohort ="
+                    f" {self.cohort}: pass the messages of the whole run"
                 )
 
     @property

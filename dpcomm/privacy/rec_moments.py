@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from ..core.checks import check_choice, check_reals, shown
+from ..core.checks import check_choice, check_reals
 from .accounting import log_mixtures
 
 # %% ../../nbs/dprec/theorem.ipynb #f32bc03f
@@ -23,10 +23,7 @@ def _log_laplace(x: np.ndarray, s: float, step: float) -> np.ndarray:
     # where the integrand peaks at the largest x
     reach = min(s * math.exp(min(x.max(), 700)), max(s, x.max() / s))
     if (work := len(x) * (24 + s + reach) / step) > MOST_NODES:
-        raise ValueError(
-            f"s is {shown(s)}; with this exponent the quadrature would need {work:.2g}"
-            f" nodes, and {MOST_NODES:.2g} is the limit: lower s or j"
-        )
+        raise ValueError(f"s is {s:g}; with this j it takes {work:.2g} nodes: lower s")
     z = np.arange(-12 - reach, 12 + s + step, step)
     log_w = -z * z / 2 - float(logsumexp(-z * z / 2))
     y = np.exp(np.minimum(x[:, None] + s * z - s * s / 2, 700))
@@ -101,9 +98,7 @@ def log_moment(j, s: float, K: int) -> np.ndarray:
     """
     j = check_reals("j", j, f"[{-LARGEST_EXPONENT}, {LARGEST_EXPONENT}]")
     if not ((j >= 1) | (j % 1 == 0)).all():
-        raise ValueError(
-            "j must be real and >= 1 (quadrature), or an integer (finite sum)"
-        )
+        raise ValueError("j holds numbers below 1 that are not whole: round them")
     if s == 0:
         return np.zeros(j.shape)
     back = _log_reverse(int(max(0, -j.min(initial=0))), s, K)
