@@ -24,9 +24,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-import dpcomm
 from ..core.checks import shown
 from ..core.files import atomic_write
+from ..mechanisms import contract
 
 # %% ../../nbs/interop/floor.ipynb #5dbea230
 TRUST = (
@@ -255,7 +255,7 @@ def answered(floor: Floor) -> dict:
             raise ValueError(f"{SETTING} in {folder.name} was changed: {fix}")
         what = json.loads(text)
         given = {name: _tuples(value) for name, value in what["parameters"].items()}
-        mechanism = dpcomm.mechanism(what["mechanism"], **given)
+        mechanism = contract.mechanism(what["mechanism"], **given)
         count = sum(p.name != SETTING and p.name[0] != "." for p in folder.iterdir())
         ledger[folder.name] = mechanism, what["d"], count
     return ledger

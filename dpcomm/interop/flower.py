@@ -289,7 +289,7 @@ class _Node:
         asked = _asked(mechanism, self.message.content)
         if self.trains not in (None, asked.computation):
             raise ValueError(
-                "the server's network is not this node's: pass one to mod and Private"
+                "the server's network is not this node's: pass the same to both sides"
             )
         now = mechanism.for_round(asked.round)
         number = self.context.node_config.get("partition-id")

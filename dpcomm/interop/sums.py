@@ -62,17 +62,12 @@ class Members(msgspec.Struct, frozen=True):
 
     def among(self, cohort: list) -> dict:
         "Place in the cohort, or SERVER -> key; Beyond where it is none of these members'."
-        why, odd = "", sorted({*cohort} - {*self.clients})
         if len(cohort) < self.least or sorted({*cohort}) != cohort:
-            why = f"a sum over {len(cohort)} clients was requested, and this machine's"
-            why += (
-                f" owner signed at least {self.least}, distinct: request a larger one"
-            )
-        elif odd:
+            why = f"a sum of {len(cohort)} clients is asked, and this machine's owner"
+            raise Beyond("directory", f"{why} signed {self.least} or more: ask more")
+        if odd := sorted({*cohort} - {*self.clients}):
             why = f"client {odd[0]} is not in the directory that this machine's owner"
-            why += " signed: request only listed clients"
-        if why:
-            raise Beyond("directory", why)
+            raise Beyond("directory", f"{why} signed: request only listed clients")
         parties = [*enumerate(cohort), (SERVER, SERVER)]
         return {place: bytes.fromhex(self.directory[c]) for place, c in parties}
 

@@ -454,7 +454,7 @@ def _check(deployment, eps, bits, updates):
     check_number("eps", eps, "[1e-6, 1e100]")
     if bits is not None:
         check_number("bits", bits, "(0, inf)")
-    check_between("d", deployment.d, 1, MOST_ENTRIES)
+    check_between("the deployment's d", deployment.d, 1, MOST_ENTRIES)
     if updates is None:
         return
     shape = tuple(check_finite("updates", check_rows("updates", updates)).shape)

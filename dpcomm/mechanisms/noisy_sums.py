@@ -193,9 +193,9 @@ class NoisySum(Mechanism):
     def _refuse(self, relation, sampling):
         # no normal noise represents the shares, and no theorem covers the draw
         raise ValueError(
-            f"sampling is {shown(sampling)}, relation {shown(relation)}; of so little"
-            " noise per client only a Rényi curve is known, without sampling or of 'zero-out'"
-            " under 'poisson': use accountant='rdp-balle' there, or more noise"
+            f"sampling is {shown(sampling)} and relation {shown(relation)}; so little noise"
+            " per client has only a Rényi curve, for sampling 'none' or 'poisson' with"
+            " 'zero-out': pass one of them with accountant='rdp-balle', or more noise"
         )
 
     def profile(self, relation: str, eps, d: int, rounds: int) -> np.ndarray:

@@ -200,7 +200,8 @@ class Bracket:
 def _check_list(releases):
     check_kind("releases", releases, (list, tuple), "[(mechanism.losses(...), 800)]")
     check_between("the number of releases", len(releases), 1)
-    for release, rounds in releases:
+    for pair in releases:
+        release, rounds = check_kind("a release", pair, tuple, "(Losses, rounds)")
         check_kind("a release", release, Losses, "what `losses` returns")
         check_between("rounds of a release", rounds, 1, 2**53)
     return [(release, int(rounds)) for release, rounds in releases]

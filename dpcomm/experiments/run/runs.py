@@ -27,7 +27,6 @@ from unittest import mock
 
 from msgspec import defstruct
 
-import dpcomm
 from ...core.checks import check_between, check_choice, needs, shown
 from ...core.files import atomic_write, locked, read_json, unwritable
 from ...evidence import paper_tables, records
@@ -36,7 +35,7 @@ from .. import lines
 from ..lines import Line
 
 # %% ../../../nbs/run/runs.ipynb #f6466a60
-PACKAGE = Path(dpcomm.__file__).resolve().parent
+PACKAGE = Path(lines.__file__).resolve().parents[1]
 NEVER_RUN = "dprec-femnist", "sqsgd-emnist", "sqsgd-fmnist"  # one page has them all
 SHARED = "scale", "seeds", "out", "resume", "max_seconds"  # that every notebook takes
 CHOICES = {*SHARED, "only", "device", "workers", "save_every"}  # that change no number
