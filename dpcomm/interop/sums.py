@@ -64,7 +64,7 @@ class Members(msgspec.Struct, frozen=True):
         "Place in the cohort, or SERVER -> key; Beyond where it is none of these members'."
         if len(cohort) < self.least or sorted({*cohort}) != cohort:
             why = f"a sum of {len(cohort)} clients is asked, and this machine's owner"
-            raise Beyond("directory", f"{why} signed {self.least} or more: ask more")
+            raise Beyond("directory", f"{why} signed {self.least} or more, distinct")
         if odd := sorted({*cohort} - {*self.clients}):
             why = f"client {odd[0]} is not in the directory that this machine's owner"
             raise Beyond("directory", f"{why} signed: request only listed clients")

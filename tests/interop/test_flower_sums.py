@@ -189,7 +189,7 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
         (dict(step=True), "`$.step`"),
         (dict(cohort=[1, 2]), "divides its noise among 8 clients, and 2"),
         (dict(cohort=[*range(7), 99]), "client 99 is not in the directory"),
-        (dict(cohort=[1] * 8), "at least 8, distinct"),
+        (dict(cohort=[1] * 8), "signed 8 or more, distinct"),
         (dict(cohort=[*range(20, 28)]), "client 1 is not in the cohort"),
         (dict(step=MASKED, entries=7), "do not have the model's length"),
         (dict(mail=[1]), "`$.mail`"),
