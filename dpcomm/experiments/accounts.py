@@ -79,8 +79,8 @@ def rec(config, n_clients: int, c: float, std: float, groups, bits=7, **more) ->
     run = dict(delta=delta_of(n_clients), n_clients=n_clients, cohort=config.cohort)
     run |= {"accountant": "theorem1-arxiv"} | more
 
-    def account(rounds):
-        return mechanism.guarantee(rounds=rounds, **run).assuming("neighbours")
+    def account(rounds, **how):
+        return mechanism.guarantee(rounds=rounds, **run | how).assuming("neighbours")
 
     def among_others(rounds):
         as_it_runs = dict(accountant="pld-exact", relation="replace")

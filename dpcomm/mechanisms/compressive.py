@@ -7,7 +7,6 @@ __all__ = ['Compressive']
 
 # %% ../../nbs/baselines/compressive.ipynb #6b3fd9e6
 import functools
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -47,25 +46,19 @@ class Plan(NamedTuple):
 MOST = 2**20  # lengths beyond the shortest that are looked at
 
 
-def largest_factors(low: int, high: int) -> np.ndarray:
-    "Largest prime factor of each number from low to high. [Cooley & Tukey 1965]"
-    rest, largest = np.arange(low, high + 1), np.ones(high - low + 1, np.int64)
-    for p in range(2, math.isqrt(high) + 1):
-        multiples = slice(-low % p, None, p)
-        while (divided := rest[multiples] % p == 0).any():
-            rest[multiples][divided] //= p
-            largest[multiples][divided] = p
-    return np.maximum(rest, largest)
-
-
 @functools.lru_cache(maxsize=16)
 def chunk_length(d: int, chunks: int) -> int:
     "The length fastest to transform, at most 1/64 above d / P, that makes P chunks."
-    low = -(-d // chunks)
+    low, p = -(-d // chunks), 1
     if chunks == 1:
         return low
     high = min(low + min(low // 64, MOST), (d - 1) // (chunks - 1))
-    return low + int(largest_factors(low, max(low, high)).argmin())
+    rest = np.arange(low, max(low, high) + 1)
+    while not (rest == 1).any():  # none has only factors up to p [Cooley & Tukey 1965]
+        p += 1
+        while (divided := rest % p == 0).any():
+            rest[divided] //= p
+    return low + int((rest == 1).argmax())
 
 # %% ../../nbs/baselines/compressive.ipynb #a8e8892b
 KEPT = ("random", "low")  # public choices of coefficients

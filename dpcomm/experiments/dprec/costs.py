@@ -16,7 +16,6 @@ from dpcomm.evidence import paper_tables
 from dpcomm.experiments import accounts
 from dpcomm.experiments.dprec.by_writer import SERVERS
 from dpcomm.experiments.lines import Line, stated
-from dpcomm.mechanisms.contract import mechanism
 from dpcomm.privacy import accounting
 from dpcomm.training import downlink
 from dpcomm.training.federated import Config
@@ -78,31 +77,23 @@ ACCOUNTANTS = {
 }
 
 
-def run_of(row: str) -> tuple:
-    "Stated noise or clip, with a rest that no epsilon needs, and its run. [dprec App. C.2]"
+def spec_of(row: str) -> accounts.Spec:
+    "A stated noise or clip, over a standard deviation of 1, and its run. [dprec App. C.2]"
     task, eps, kind = row.split(".")
-    setting, n = partial(paper_setting, task), paper_setting(task, "n_clients")
-    run = dict(n_clients=n, cohort=setting("cohort"), rounds=rounds_of(task, kind))
-    run |= dict(delta=n ** -setting("delta.exponent"))
-    if kind == "rec":
-        clip, groups = setting(f"rec.c.{eps}"), (1,) * n_groups(task)
-        return mechanism("rec", clip_norm=clip, std=1.0, groups=groups), run
-    run |= dict(sampling="poisson", premises={"sampling": accounts.PREMISE})
-    sigma = setting(f"fedavg.sigma.{eps}")
-    return mechanism("gaussian", clip_norm=1.0, exact=False, sigma=sigma), run
-
-
-ORDERS = {"rdp-classic": dict(orders=accounting.INTEGER_ORDERS)}
+    n, cohort = (paper_setting(task, name) for name in ("n_clients", "cohort"))
+    config = Config(rounds=rounds_of(task, kind), cohort=cohort)
+    who = (1,) * n_groups(task), task, int(eps[3:]), kind, n
+    return accounts.budget_spec(config, *who, std=1.0)
 
 
 @cache
 def epsilons(row: str) -> tuple:
     "Finite guarantees of a stated noise or clip, by accountant. [dprec App. C.2]"
-    m, run = run_of(row)
-    kind, what = ("rec", ["neighbours"]) if m.name == "rec" else ("fedavg", [])
-    by = ACCOUNTANTS[kind]
-    made = (m.guarantee(**run, accountant=a, **ORDERS.get(a, {})) for a in by)
-    return tuple(g.assuming(*what) for g in made if math.isfinite(g.eps))
+    spec, kind = spec_of(row), row.split(".")[-1]
+    more = {} if kind == "rec" else dict(orders=None)  # whole ones are the paper's
+    hows = {}, *(more | dict(accountant=a) for a in ACCOUNTANTS[kind][1:])
+    made = (spec.guarantee(spec.config.rounds, **how) for how in hows)
+    return tuple(g for g in made if math.isfinite(g.eps))
 
 
 def epsilon(row: str, i: int) -> float:
@@ -112,9 +103,8 @@ def epsilon(row: str, i: int) -> float:
 @cache
 def as_run(row: str) -> dict:
     "Relation -> Guarantee of a run with cohorts of a fixed size; empty for DP-REC."
-    m, run = run_of(row)
-    who = Config(cohort=run["cohort"]), run["n_clients"], run["rounds"], run["delta"]
-    return {} if m.name == "rec" else accounts.as_run(m, *who)
+    spec = spec_of(row)
+    return {} if row.endswith("rec") else spec.as_run(spec.config.rounds)
 
 
 def read_as(reading: str) -> float:
@@ -136,9 +126,8 @@ def paid(task: str, eps: int) -> float:
     "Epsilon that DP-FedAvg has left where it reaches DP-REC's accuracy. [dprec Sec. 4.1]"
     keys = f"{task}.ratio_at_accuracy", f"{task}.ratio"
     at, whole = (paper_tables.cell("dprec", key).value for key in keys)
-    m, run = run_of(f"{task}.eps{eps}.fedavg")
-    run |= dict(rounds=round(run["rounds"] * at / whole), accountant="rdp-classic")
-    return eps - m.guarantee(**run, **ORDERS["rdp-classic"]).eps
+    spec = spec_of(f"{task}.eps{eps}.fedavg")
+    return eps - spec.guarantee(round(spec.config.rounds * at / whole)).eps
 
 # %% ../../../nbs/dprec/costs.ipynb #7660ac45
 ONLY = tuple(f"femnist.only.{name}rec.comm" for name in ("", "eps1.", "eps3.", "eps6."))
