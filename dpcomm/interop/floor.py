@@ -26,7 +26,6 @@ from msgspec import Meta
 
 from ..core.checks import shown
 from ..core.files import atomic_write
-from ..mechanisms import contract
 
 # %% ../../nbs/interop/floor.ipynb #5dbea230
 TRUST = (
@@ -247,6 +246,8 @@ def answered(floor: Floor) -> dict:
 
     Returns: name of a folder -> mechanism, d, answers; ValueError where it was changed.
     """
+    from dpcomm.mechanisms import contract
+
     ledger = {}
     for place in sorted(Path(floor.claims).glob(f"*/{SETTING}")):
         folder, text = place.parent, place.read_bytes()

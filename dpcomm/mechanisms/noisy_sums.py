@@ -461,7 +461,7 @@ class Summed(NoisySum):
         "Notes of a guarantee; ValueError where none is given."
         check_choice("sampling", sampling, self.samplings)
         if self.sigma is None:
-            raise ValueError("sigma is None, which hides nothing: pass a sigma above 0")
+            raise ValueError("sigma is None and gives no privacy guarantee: pass it")
         stays = (
             f"every sum carries {self.honest} of {self.n_clients} honest shares, the"
             " client's own among them whatever it contributes"
@@ -504,8 +504,8 @@ class LinearSketch(Summed):
             raise ValueError(
                 f"sigma is {self.sigma} with n_clients = {self.n_clients}; a share is"
                 f" {self.share / self.scale:.2g} steps, and below {LEAST:g} the shares"
-                " do not add up to one Gaussian: use fewer clients, a larger sigma, or"
-                f" ddgauss with more ring_bits; a ring of {bits} bits would do"
+                f" do not add up to one Gaussian: a ring of {bits} bits would do; use"
+                " fewer clients, a larger sigma, or ddgauss with more ring_bits"
             )
 
     @property
