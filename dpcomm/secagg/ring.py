@@ -150,8 +150,8 @@ def clip_to_grid(x: np.ndarray, length: float, scale: float) -> np.ndarray:
         raise Overflow(
             f"length / scale is {length / scale:.4g}, above 2^31: use a larger scale"
         )
-    x = torch.as_tensor(x, dtype=torch.float64, device="cpu")
-    y = clip_l2(x, length).numpy() / scale
+    wide = torch.as_tensor(x, dtype=torch.float64, device="cpu")
+    y = clip_l2(wide, length).numpy() / scale
     z = np.trunc(y).astype(np.int64)
     while len(long := np.flatnonzero(np.einsum("ij,ij->i", z, z) > math.floor(most))):
         y[long] *= SHRINK

@@ -8,6 +8,7 @@ __all__ = ['settings', 'grid']
 # %% ../../../nbs/dprec/costs.ipynb #97a8bc03
 import math
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ ACCOUNTANTS = {
 }
 
 
-def spec_of(row: str) -> accounts.Spec:
+def spec_of(row: str) -> Any:  # accounts.Spec
     "A stated noise or clip, over a standard deviation of 1, and its run. [dprec App. C.2]"
     task, eps, kind = row.split(".")
     n, cohort = (paper_setting(task, name) for name in ("n_clients", "cohort"))
