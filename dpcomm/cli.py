@@ -383,7 +383,7 @@ def merge(args) -> None:
 
     if runs.checkout() is None:
         raise ValueError(
-            "records are kept in a checkout: clone one and run `pip install -e .` in it"
+            "records need a checkout: clone the repository, `pip install -e .` in it"
         )
     root = paper_tables.assets("results")
     names = [name.replace("-", "_") for name in runs.experiments()]
