@@ -382,20 +382,20 @@ class _Asked(msgspec.Struct):
     trains: Annotated[list[str], Meta(min_length=1)]
     computation: str | None = None
     step: Annotated[int, Meta(ge=sums.HELLO, lt=len(ROUNDS))] = 0
-    nonce: sums.Nonce = bytes(sums.NONCE)
+    nonce: sums.Nonce = b""
     cohort: list[int] = []
     entries: Annotated[int, Meta(gt=0, lt=2**31)] = 1
     mail: bytes = b""
 
     def __post_init__(self):
-        if self.round >= self.rounds or len({*self.trains}) < len(self.trains):
-            raise ValueError("a round after the last one, or a parameter twice")
+        late, twice = self.round >= self.rounds, len({*self.trains}) < len(self.trains)
+        if late or twice or self.step == sums.HELLO and not self.nonce:
+            raise ValueError("a late round, a parameter twice, or no nonce")
 
 
 def _asked(mechanism, content):
-    fields = dict(content.config_records.get(CARRIER) or {})
     try:
-        asked = msgspec.convert(fields, _Asked)
+        asked = msgspec.convert(dict(content.config_records.get(CARRIER, {})), _Asked)
     except msgspec.ValidationError as error:
         fix = "wrap the strategy in dpcomm.interop.flower.Private of this version"
         raise ValueError(f"the request cannot be read ({error}): {fix}") from None

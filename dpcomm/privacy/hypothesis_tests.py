@@ -54,7 +54,7 @@ def check_pmfs(p, q, most: float = 1e-6) -> tuple[np.ndarray, np.ndarray]:
     if p.shape != q.shape or not off <= most:
         raise ValueError(
             f"p and q hold {p.size} and {q.size} outcomes, sums {p.sum():.6g} and"
-            f" {q.sum():.6g}; they must be of the same outcomes and sum to 1: normalise"
+            f" {q.sum():.6g}; both need equal outcomes and sum 1: add zeros, normalise"
         )
     return p, q
 

@@ -98,7 +98,7 @@ def log_moment(j, s: float, K: int) -> np.ndarray:
     """
     j = check_reals("j", j, f"[{-LARGEST_EXPONENT}, {LARGEST_EXPONENT}]")
     if not ((j >= 1) | (j % 1 == 0)).all():
-        raise ValueError("j holds numbers below 1 that are not whole: round them")
+        raise ValueError("j holds numbers below 1 that are not whole: leave them out")
     if s == 0:
         return np.zeros(j.shape)
     back = _log_reverse(int(max(0, -j.min(initial=0))), s, K)

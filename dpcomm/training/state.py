@@ -360,7 +360,7 @@ def load_checkpoint(path, fingerprint: dict) -> dict:
         stored = dict(state["fingerprint"])
     except UNREADABLE as error:
         raise ValueError(
-            f"{Path(path).name} is not a checkpoint of this version: delete it"
+            f"{Path(path).name} is not a checkpoint of this version: name another"
         ) from error
     for name in fingerprint | stored:
         was, now = (side.get(name) for side in (stored, fingerprint))

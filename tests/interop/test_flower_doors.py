@@ -230,7 +230,7 @@ def test_the_ledger_counts_rounds_and_a_round_is_answered_once(digits, tmp_path)
     assert "already answered" in again
     assert all(isinstance(message, bytes) for message in (first, *others))
     (beyond,) = answered(grid, letter(7, rounds=3))
-    assert "a round after the last one" in beyond
+    assert "a late round" in beyond
     assert "rounds is 3 on this machine" in answered(grid, letter(1, rounds=40))[0]
     other = letter(1, rounds=3, mechanism=replace(IMVU, eps=0.5))
     changed = client_app(digits, [native.mod(replace(IMVU, eps=0.5), limits(tmp_path))])
@@ -296,10 +296,7 @@ def test_no_exception_leaves_with_its_text(digits, tmp_path):
         (dict(trains=[]), "`$.trains`"),
         (dict(trains=["another"]), "trainable is 'another'; it must be one of"),
         (dict(odd=True), "trainable is 'bias'; it must be one of"),
-        (
-            dict(odd=True, trains=["running_var"]),
-            "trainable is 'running_var'; it must be",
-        ),
+        (dict(odd=True, trains=["running_var"]), "trainable is 'running_var'; it"),
     ],
 )
 def test_a_strange_server_gets_a_sentence(change, said, digits, tmp_path):

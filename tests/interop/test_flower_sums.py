@@ -195,6 +195,7 @@ def test_the_owners_floor_holds_sums_by_the_signed_list(digits, keys, tmp_path):
         (dict(mail=[1]), "`$.mail`"),
         (dict(step=2), "or it skips one"),
         (dict(step=-1, nonce=b"short"), "length >= 16 - at `$.nonce`"),
+        (dict(step=-1), "or no nonce"),
     ],
 )
 def test_a_strange_server_gets_a_sentence_and_no_vector(change, said, digits, keys):

@@ -691,6 +691,6 @@ def test_a_checkpoint_sealed_again_around_something_else_is_refused(tmp_path):
     for each in (b"nothing of ours", b""):
         path.write_bytes(files.add_checksum(each))
         with pytest.raises(
-            ValueError, match="run.pt is not a checkpoint .*: delete it"
+            ValueError, match="run.pt is not a checkpoint .*: name another"
         ):
             go(checkpoint=path, resume=True)
