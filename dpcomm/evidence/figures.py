@@ -262,7 +262,7 @@ def narrow(figure):  # a copy, 4.2 inches wide where letters have 10 points
         if spec := ax.get_subplotspec():
             panels.setdefault((spec.rowspan.start, spec.colspan.start), []).append(ax)
     if len({a.get_gridspec() if a.axison else a for a in sum(panels.values(), [])}) > 1:
-        raise ValueError("several grids, or pictures in rows, have an order of their own")
+        raise ValueError("several grids, or pictures, have an order of their own")
     rows = len({row for row, _ in panels})
     if len(panels) > rows:  # some stand side by side
         height, ylabel = len(panels) * min(height / rows, 3.1), ""
