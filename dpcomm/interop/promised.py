@@ -37,6 +37,8 @@ class Promised:
     def __init__(self, mechanism, deployment, max_epsilon, seed, samplings):
         check_kind("deployment", deployment, Deployment, "who takes part, how often")
         check_choice("the deployment's sampling", deployment.sampling, samplings)
+        if deployment.unit != "client":
+            raise ValueError("unit is 'example', and whole clients are clipped here")
         if deployment.capped:
             raise ValueError(
                 f"visits is {deployment.visits}, which nothing here counts: leave it out"

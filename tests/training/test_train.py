@@ -203,6 +203,14 @@ def test_a_run_that_contradicts_its_deployment_is_refused(here, there, told):
         simulate(task, deployment=deployment, unit="client", progress=False)
 
 
+def test_an_example_is_not_protected_where_whole_clients_are_clipped():
+    task, deployment = _deployed()
+    with pytest.raises(ValueError, match="clients of several examples are clipped"):
+        simulate(task, deployment=replace(deployment, unit="example"), progress=False)
+    with pytest.raises(ValueError, match="clients of several examples are clipped"):
+        simulate(task, lambda t: None, unit="example", progress=False)
+
+
 def test_promises_are_about_the_deployment_s_visits():
     task, deployment = _deployed()
     whole = replace(deployment, visits=None).guarantee(task.mechanism)
