@@ -242,6 +242,8 @@ def _draws(loader):
 
 
 def _rows(held):
+    if getattr(getattr(held, "batch_sampler", None), "drop_last", False):
+        raise ValueError("drop_last leaves examples out: pass drop_last=False")
     try:
         n = len(held)
     except TypeError:
