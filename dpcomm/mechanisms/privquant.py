@@ -62,7 +62,7 @@ def quantise(x, bound: float, levels: int, rng) -> np.ndarray:
 class Tails(NamedTuple):
     """Logarithms of the sums that every threshold needs. [sqsgd eq. 8]
 
-    log_counts: (d + 1,): log B_l, outputs that match in l places.
+    log_counts: (d + 1,): log b_l, outputs that match in l places.
     ratio: (d,): log S0 - log S1 at tau = 1..d, rising.
     share: (d,): log A - log S1 at tau = 1..d.
     """
@@ -160,7 +160,7 @@ def calibrate(
         )
     need = thresholds(d, levels, kappa_min)
     if rule == "best":
-        fit, log_odds = np.flatnonzero(need < np.inf), eps - ratio
+        fit, log_odds = np.flatnonzero(need < np.inf), eps - price - ratio
     else:
         fit, log_odds = np.flatnonzero(need <= eps)[-1:], np.full(d, COIN_SHARE * eps)
     if not len(fit):

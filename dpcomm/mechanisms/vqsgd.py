@@ -125,7 +125,7 @@ class VqSgd(Local):
     def game(self, relation, d=1, **release):
         # one of the two worst inputs; corners that are likelier alike are one letter
         u = self.worst_case(d)
-        lie = 1 / (math.exp(self.eps) + 2 * d - 1)
+        lie = math.exp(-self.eps) / (1 + (2 * d - 1) * math.exp(-self.eps))
         keep, along = 1 - 2 * d * lie, d**-0.5
         base = lie + keep * (1 - along) / (2 * d)
         sent = [keep * along + base, d * base, (d - 1) * base]

@@ -96,6 +96,7 @@ def test_large_dimensions_and_budgets_stay_finite(d, K, eps, rule):
     assert 0 < cal.m <= 1 + 1e-9 and 1 / K < cal.q <= 1 + 1e-9
     assert math.isfinite(pq.covariance_factor(cal))
     assert float(law @ np.arange(d + 1)) / d == pytest.approx(cal.q, rel=1e-7)
+    assert cal.p == pytest.approx(1 / (1 + math.exp(-cal.log_odds)), rel=1e-12)
 
 
 # ---- laws
