@@ -1,5 +1,7 @@
 "DP-REC's experiments: what each line varies, made data, floors and counts."
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from tables import tabled
 
 from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import pack
+from dpcomm.datasets import images
 from dpcomm.datasets.shakespeare import SYMBOLS
 from dpcomm.experiments import lines
 from dpcomm.experiments.dprec import (
@@ -35,9 +38,19 @@ def test_clients_differ_in_what_the_factor_names(factor):
         "test images": torch.equal(base.data.y_test, varied.data.y_test),
         "sizes": varied.sizes.std() > 0,
     }
-    odd = {"standard": "pixels", "validation": "test images", "equal": "sizes"}
+    odd = {"standard": "pixels", "equal": "sizes"}  # digits hold no images out
     changed = [what for what, kept in same.items() if not kept]
     assert changed == ([odd[factor]] if factor in odd else [])
+
+
+def test_validation_images_are_those_that_no_client_has(monkeypatch):
+    digits = images.load("digits")
+    fewer = replace(digits, x=digits.x[:1000], y=digits.y[:1000])
+    dealt = images.Federation(fewer, [range(1000)], "all")
+    monkeypatch.setattr(gap, "mnist_clients", lambda *of: dealt)
+    held = gap.clients.__wrapped__("validation", "smoke").data
+    assert torch.equal(held.x_test, digits.x[-len(digits.x_test) :])
+    assert torch.equal(held.x, fewer.x)
 
 
 def test_clips_are_the_texts_and_each_promises_its_own_epsilon():

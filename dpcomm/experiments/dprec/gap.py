@@ -49,9 +49,10 @@ def clients(factor: str, scale: str, deal: int = 0):
         mean, std = data.x.mean(), data.x.std()
         x, x_test = ((x - mean) / std for x in (data.x, data.x_test))
         data = replace(data, x=x, x_test=x_test)
-    if factor == "validation":
-        whole, last = images.load(s["images"]), slice(-len(data.x_test), None)
-        data = replace(data, x_test=whole.x[last], y_test=whole.y[last])
+    whole = images.load(s["images"]) if factor == "validation" else data
+    if len(whole.x) > len(data.x):  # no client has its last images
+        held = slice(-len(data.x_test), None)
+        data = replace(data, x_test=whole.x[held], y_test=whole.y[held])
     if factor != "equal":
         return replace(dealt, data=data)
     n = len(data.x) - len(data.x) % s["n_clients"]
