@@ -216,7 +216,7 @@ class SqSgd(privquant.Quantiser):
             u = memory[:, 1].mul_(self.momentum).add_(u)
         residual = memory[:, 0]
         rows = residual[:, at] + self.beta * u[:, at]
-        out = torch.zeros_like(u)
+        out = torch.zeros_like(residual)
         out[:, at] = self.send(rows, d, rng).float().to(u.device)
         residual.add_(u, alpha=self.alpha)
         memory[:, :, at] = 0

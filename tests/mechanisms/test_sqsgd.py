@@ -110,6 +110,13 @@ def test_memory_is_that_of_the_papers(alpha, beta, momentum, monkeypatch):
             torch.testing.assert_close(memory[:, 1], velocity, **close)
 
 
+def test_a_memory_takes_gradients_in_double_precision(monkeypatch):
+    monkeypatch.setattr(SqSgd, "send", echo)
+    m, u = SqSgd(fraction=0.3), vectors(3, 30, "double")
+    out, _ = m.simulate_with_memory(m.client_memory(3, 30), u, [None] * 3)
+    assert u.dtype == torch.float64 and out.dtype == torch.float32
+
+
 def test_without_memory_the_mask_has_its_factor():
     "Without memory the estimate times d / d_hat has the mean u."
     d, m = 4, SqSgd(bound=1.0, levels=4, eps=3.0, fraction=0.5)
