@@ -85,7 +85,7 @@
       answer = Math.random() < best(values.eps) ? there : !there;
     };
     const say = () => {
-      const so = rounds ? " You were right in " + right + " of " + rounds + " rounds, " +
+      const so = rounds ? " You were right in " + right + " of " + rounds + " games, " +
         (100 * right / rounds).toFixed(0) + " %." : "";
       score.textContent = "The report says: " + (answer ? "took part." : "did not take part.") + so;
     };
@@ -110,7 +110,7 @@
         deal();
         say();
         return "At ε = " + v.eps.toFixed(2) + " nobody guesses right in more than " +
-          (100 * best(v.eps)).toFixed(1) + " % of the rounds.";
+          (100 * best(v.eps)).toFixed(1) + " % of the games.";
       },
       after: () => {
         bar.append(" Did the client take part?");
