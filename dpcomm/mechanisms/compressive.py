@@ -48,7 +48,7 @@ MOST = 2**20  # lengths beyond the shortest that are looked at
 
 @functools.lru_cache(maxsize=16)
 def chunk_length(d: int, chunks: int) -> int:
-    "The length fastest to transform, at most 1/64 above d / P, that makes P chunks."
+    "The length fastest to transform, at most 1/64 above ceil(d / P), for P chunks or fewer."
     low, p = -(-d // chunks), 1
     if chunks == 1:
         return low
