@@ -286,12 +286,12 @@ class Ours:
     sides: tuple = ()  # of a difference: the Ours of what is larger, and of the other
     days: tuple = ()  # of date, of the runs behind it
     diverged: bool = False  # whether a run ended far below its own best
-    beyond: bool = False  # whether seeds were added after a look at the first
+    beyond: tuple = ()  # seeds that were added after a look at the first
 
     @property
     def summary(self) -> Summary:
         s = cell_summary(list(self.values.values()), self.unit)
-        level = AFTER_A_LOOK if self.beyond else 0.95
+        level = AFTER_A_LOOK if {*self.beyond} & {*self.values} else 0.95
         return replace(s, day=min(self.days, default=None), level=level)
 
 # %% ../../nbs/evidence/verdicts.ipynb #2d33fc67
@@ -317,7 +317,7 @@ def ours_by_key(found) -> dict:
                 values=mine.values | {r.seed: value},
                 days=(*mine.days, date.fromisoformat(r.origin["date"][:10])),
                 diverged=mine.diverged or diverged(value, unit, r),
-                beyond=mine.beyond or records.BEYOND in r.notes,
+                beyond=mine.beyond + (r.seed,) * (records.BEYOND in r.notes),
             )
     return ours
 
@@ -330,7 +330,7 @@ def our_number(cell: paper_tables.Cell, ours: dict) -> Ours | None:
         return None
     apply = operator.truediv if cell.quotient else operator.sub
     values = {seed: apply(a.values[seed], b.values[seed]) for seed in seeds}
-    given = dict(days=a.days + b.days, beyond=a.beyond or b.beyond)
+    given = dict(days=a.days + b.days, beyond=a.beyond + b.beyond)
     if cell.quotient:
         return Ours(values, cell.unit, a.record, **given)
     others = cell.unit == "percentage points" and a.unit != "percent"

@@ -11,7 +11,7 @@ from made_up import made_up, replace
 from scipy import stats
 from tables import tabled
 
-from dpcomm.evidence import claims, paper_tables, verdicts
+from dpcomm.evidence import claims, paper_tables, records, verdicts
 from dpcomm.evidence.records import Record
 from dpcomm.evidence.verdicts import Evidence, Ours, SeedVariance, Summary
 
@@ -282,6 +282,14 @@ def test_the_papers_own_spread_hinders_disagreement_alone():
     ):
         s = summary(69.5 + gap, 0.0)
         assert [verdicts.verdict(cell, s) for cell in cells] == words
+
+
+def test_an_order_has_the_level_of_the_seeds_that_both_sides_share():
+    first = seeded({FED: [90.0, 91.0, 92.0], ACC.key: [80.0, 82.0, 81.0]})
+    added = [record(seed, {FED: 95.0}, notes=[records.BEYOND]) for seed in (3, 4, 5)]
+    found = evidence(*first, *added)
+    order, side = found.summary(ORDER), found.ours[FED].summary
+    assert (order.n, order.level, side.n, side.level) == (3, 0.95, 6, 0.995)
 
 
 BOUND = replace(ORDER, above=None, below=None)
