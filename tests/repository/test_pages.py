@@ -17,7 +17,7 @@ from pathlib import Path
 import checkout
 import pytest
 import run_page
-from checkout import PAGES, ROOT, cells, python, text
+from checkout import NOTEBOOKS, PAGES, ROOT, cells, python, text
 from conftest import NOT_CHECKED, bare
 from tables import tabled
 
@@ -165,7 +165,7 @@ def judge(page: Path, report: dict, record_property, advice="run the page again"
         record_property(NOT_CHECKED, line)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=str)
 def test_page_prints_what_is_stored(page, tmp_path, forks, record_property):
     "But for its slow cells, on a fresh machine."
     env = bare(dict(os.environ), tmp_path / "home")
