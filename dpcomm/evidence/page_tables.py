@@ -212,9 +212,6 @@ COHORTS |= dict(replacement="cohorts drawn with replacement")
 COHORTS |= dict(none="cohorts whose draw adds no privacy")
 
 
-UNSEEN = "against those who do not see who takes part"
-
-
 def epsilon_as_run(found, whose: str) -> Shown:
     "Epsilons whose premise the runs of a page do not meet, and the runs' own."
     ways = {}
@@ -225,13 +222,14 @@ def epsilon_as_run(found, whose: str) -> Shown:
             if stated["relation"] != "null-slot":
                 meant, drawn = (COHORTS[one["sampling"]] for one in (stated, g))
                 why = f"{whose} are for {meant}; the runs draw {drawn}"
-            why += f". For what was run, over all rounds, by {g['accountant']}"
+            why += f". For what was run, over all rounds, by {g['accountant']}, against"
             eps = f"{g['eps']:.2g} ({RELATIONS[name].format(unit='client')})"
             ways.setdefault(why, {}).setdefault(f"{stated['eps']:.2g}", {})[eps] = None
     said = ["**Epsilon as run.**"]
     for why, pairs in ways.items():
         each = (f"ε = {e} is {' or '.join(o)}" for e, o in sorted(pairs.items()))
-        said.append(f"The epsilons printed for {why}, {UNSEEN}: {'; '.join(each)}.")
+        said.append(f"The epsilons printed for {why} those who do not see the cohorts:")
+        said.append(f"{'; '.join(each)}.")
     return Shown(" ".join(said) if ways else "")
 
 # %% ../../nbs/evidence/page_tables.ipynb #b957d172

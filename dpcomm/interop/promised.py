@@ -36,9 +36,8 @@ class Promised:
 
     def __init__(self, mechanism, deployment, max_epsilon, seed, samplings):
         check_kind("deployment", deployment, Deployment, "who takes part, how often")
-        check_choice("the deployment's sampling", deployment.sampling, samplings)
-        if deployment.unit != "client":
-            raise ValueError("unit is 'example', and whole clients are clipped here")
+        for name, fit in (("sampling", samplings), ("unit", ("client",))):
+            check_choice(f"the deployment's {name}", getattr(deployment, name), fit)
         if deployment.capped:
             raise ValueError(
                 f"visits is {deployment.visits}, which nothing here counts: leave it out"

@@ -465,10 +465,7 @@ def simulate(
         counts = int(adaptive is not None and isinstance(task.mechanism, OnRing))
         task, guarantee, whom = deployed(task, deployment, guarantee, unit, counts)
     if whom == "example" and advance is one_round and max(task.federation.sizes) > 1:
-        raise ValueError(
-            "unit is 'example', and clients of several examples are clipped here as a"
-            " whole: pass unit='client', or call training.example_level.simulate"
-        )
+        raise ValueError("unit 'example', but clients are clipped: use example_level")
     if task.visits is not None and task.config.sampling == "fixed":
         task.cohort(task.config.rounds - 1)  # refuses visits that leave it short
     extra, marks = {}, dict(delta=deployment and deployment.delta)

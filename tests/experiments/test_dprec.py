@@ -31,26 +31,21 @@ def listed(experiment, scale="smoke"):
 
 
 @tabled("factor", gap.FACTORS)
-def test_clients_differ_in_what_the_factor_names(factor):
-    base, varied = (gap.clients(name, "smoke") for name in ("base", factor))
+def test_clients_differ_in_what_the_factor_names(factor, monkeypatch):
+    digits = images.load("digits")  # of which the clients have a thousand
+    fewer = replace(digits, x=digits.x[:1000], y=digits.y[:1000])
+    dealt = images.Federation(fewer, [range(300), range(300, 1000)], "uneven")
+    monkeypatch.setattr(gap, "mnist_clients", lambda *of: dealt)
+    deal = gap.clients.__wrapped__
+    base, varied = (deal(name, "smoke") for name in ("base", factor))
     same = {
         "pixels": torch.equal(base.data.x[:100], varied.data.x[:100]),
         "test images": torch.equal(base.data.y_test, varied.data.y_test),
         "sizes": varied.sizes.std() > 0,
     }
-    odd = {"standard": "pixels", "equal": "sizes"}  # digits hold no images out
+    odd = {"standard": "pixels", "validation": "test images", "equal": "sizes"}
     changed = [what for what, kept in same.items() if not kept]
     assert changed == ([odd[factor]] if factor in odd else [])
-
-
-def test_validation_images_are_those_that_no_client_has(monkeypatch):
-    digits = images.load("digits")
-    fewer = replace(digits, x=digits.x[:1000], y=digits.y[:1000])
-    dealt = images.Federation(fewer, [range(1000)], "all")
-    monkeypatch.setattr(gap, "mnist_clients", lambda *of: dealt)
-    held = gap.clients.__wrapped__("validation", "smoke").data
-    assert torch.equal(held.x_test, digits.x[-len(digits.x_test) :])
-    assert torch.equal(held.x, fewer.x)
 
 
 def test_clips_are_the_texts_and_each_promises_its_own_epsilon():

@@ -145,7 +145,7 @@ def test_sums_and_memories_do_not_fit(here):
         (30, None, "deployment is 30; it must be a Deployment"),
         (replace(PLACE, sampling="poisson"), None, "sampling is 'poisson'; it must be"),
         (replace(PLACE, **NINE, visits=1), None, "visits is 1, which nothing here"),
-        (replace(PLACE, unit="example"), None, "whole clients are clipped here"),
+        (replace(PLACE, unit="example"), None, "unit is 'example'; it must be"),
         (PLACE, 1e-6, "after round 1 epsilon would be .*above max"),
         (PLACE, 0, "max_epsilon is 0; it must be a number"),
     ):

@@ -70,7 +70,4 @@ def test_the_curve_is_that_of_the_corners(eps, repeats, d):
     laws = hypothesis_tests.multinomial_laws(*worst, repeats)
     want = hypothesis_tests.profile_of_pmfs(*laws, grid)
     np.testing.assert_allclose(m.privacy_profile("local", grid, d=d), want, atol=1e-9)
-
-
-def test_a_budget_beyond_the_exponential_has_a_game():
-    assert VqSgd(1.0, 1000.0).game("local", d=8)
+    assert VqSgd(1.0, 1000.0).game("local", d=d), "e^1000 overflows"

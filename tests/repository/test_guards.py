@@ -182,16 +182,6 @@ PLAYS = {"settings", "grid"}  # of an experiment, called by the runner
 CELL_RULES = tracebacks, long_lines, mixed_imports, undescribed_figures, lost_pages
 
 
-def unread_parameters(code):
-    "What the command line sets and the page ignores."
-    given = [n for c in code if "parameters" in c.tags for n in ast.parse(c.code).body]
-    nodes = (n for c in code if given for n in ast.walk(ast.parse(c.code)))
-    names = [n for n in nodes if isinstance(n, ast.Name)]
-    read = {n.id for n in names if isinstance(n.ctx, ast.Load)}
-    for name in sorted({n.targets[0].id for n in given} - read):
-        yield f"the parameter {name} is not read"
-
-
 def faults(page):
     "What is wrong with a page, cell by cell and as a whole."
     raw = (ROOT / page).read_bytes()
@@ -205,7 +195,6 @@ def faults(page):
         yield "the first cell is not `# Title` and `> one line`"
     if page in EXPERIMENTS and sum("parameters" in c.tags for c in cells(page)) != 1:
         yield "an experiment needs exactly one cell tagged parameters"
-    yield from unread_parameters([c for c in cells(page) if c.kind == "code"])
     for cell in cells(page):
         for rule in CELL_RULES:
             yield from (f"{cell.label!r}: {fault}" for fault in rule(cell))

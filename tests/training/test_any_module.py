@@ -516,13 +516,8 @@ def test_a_loader_s_rows_are_those_it_yields():
     for client, part in enumerate(held.parts):
         scale = 0.5 if client == 4 else 1.0
         assert torch.equal(held.data.x[part][:, 0], scale * held.data.y[part])
-    short = D.DataLoader(rows, 32, drop_last=True)
-    for loader in (
-        short,
-        D.DataLoader(rows, batch_sampler=D.BatchSampler(mine, 2, True)),
-    ):
-        with pytest.raises(ValueError, match="drop_last leaves examples out"):
-            Federation.of([loader], test=rows)
+    with pytest.raises(ValueError, match="drop_last leaves examples out"):
+        Federation.of([D.DataLoader(rows, 32, drop_last=True)], test=rows)
 
 
 class Masked(nn.Module):

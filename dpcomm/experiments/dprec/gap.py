@@ -49,10 +49,9 @@ def clients(factor: str, scale: str, deal: int = 0):
         mean, std = data.x.mean(), data.x.std()
         x, x_test = ((x - mean) / std for x in (data.x, data.x_test))
         data = replace(data, x=x, x_test=x_test)
-    whole = images.load(s["images"]) if factor == "validation" else data
-    if len(whole.x) > len(data.x):  # no client has its last images
-        held = slice(-len(data.x_test), None)
-        data = replace(data, x_test=whole.x[held], y_test=whole.y[held])
+    whole, n = images.load(s["images"]) if factor == "validation" else data, len(data.x)
+    if len(whole.x) > n:  # no client has the rest
+        data = replace(data, x_test=whole.x[n:], y_test=whole.y[n:])
     if factor != "equal":
         return replace(dealt, data=data)
     n = len(data.x) - len(data.x) % s["n_clients"]
