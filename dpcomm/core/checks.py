@@ -49,7 +49,7 @@ def check_between(name: str, value, low: int, high: float = math.inf) -> int:
     value: whole number, low <= value <= high.
     low: smallest allowed.
     high: largest allowed.
-    Returns: the value.
+    Returns: the value, an int.
     """
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not (whole and low <= value <= min(high, HUGE)):
@@ -58,7 +58,7 @@ def check_between(name: str, value, low: int, high: float = math.inf) -> int:
             f"{name} is {shown(value)}; it must be a whole number from {low} to {top}:"
             f" change {name}"
         )
-    return value  # pyright: ignore[reportReturnType] (numpy's integers, too)
+    return int(value)
 
 # %% ../../nbs/foundations/checks.ipynb #c26d3071
 @functools.cache

@@ -29,6 +29,7 @@ from dpcomm.core.checks import (
     check_choice,
     check_kind,
     check_number,
+    check_reals,
     check_size,
     shown,
 )
@@ -652,6 +653,8 @@ class LocalRenyi(Mechanism):
     ) -> Guarantee:
         # [Mironov 2017]
         check_choice("relation", relation, tuple(self.relations))
+        d = d if d is None else check_size("d", d)
+        orders = orders if orders is None else check_reals("orders", orders, "(1, inf)")
         if accountant is None:
             run = dict(rounds=rounds, delta=delta, relation=relation, sampling=sampling)
             run |= dict(unit=unit, d=d, orders=orders)

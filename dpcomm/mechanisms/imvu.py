@@ -17,12 +17,7 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 
-from dpcomm.core.checks import (
-    check_between,
-    check_choice,
-    check_kind,
-    check_reals,
-)
+from ..core.checks import check_between, check_choice, check_kind, check_reals
 from ..core.random import below, row_streams
 from ..core.vectors import check_finite
 from .contract import Coded, LocalRenyi, register
@@ -183,9 +178,7 @@ class Imvu(Coded, LocalRenyi):
     def logits(self, u: Tensor) -> Tensor:
         "Clip, scale and, if wanted, clamp; (n, d) float64. [imvu Sec. 3, input scaling]"
         wide = check_finite("u", u).double()
-        norm = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-        shorten = (self.clip_norm / norm).clamp_max(1.0)
-        z = wide * (shorten * (self.kappa / self.clip_norm))
+        z = self.clip(wide) * (self.kappa / self.clip_norm)
         return z.clamp_(-self.eps, self.eps) if self.clamp else z
 
     def log_pmf(self, z: Tensor) -> Tensor:
@@ -231,7 +224,7 @@ class Imvu(Coded, LocalRenyi):
 
     @property
     def fingerprint(self):
-        "32 bits of hash of what two mechanisms need to read each other's messages."
+        "32 bits of hash of the parameters, without the table's log."
         table = self.table and (self.table.alphabet, self.table.rows)
         shared = (self.clip_norm, self.eps, self.beta, self.clamp, table)
         return zlib.crc32(repr(shared).encode())

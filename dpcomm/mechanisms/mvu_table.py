@@ -63,6 +63,7 @@ class Table:
             ("the sum of a row is off by", np.abs(p.sum(1) - 1).max(), 1e-12),
             (f"the rarest symbol is below {FLOOR:g} by", FLOOR - p.max(0).min(), 0),
             ("the bias of a row is", np.abs(p @ a - self.inputs).max(), 1e-10),
+            ("the number of symbols beyond 256 is", a.size - 256, 0),
             (f"eps is {self.eps}, and a log-ratio exceeds it by", excess, 1e-9),
         ):
             if not value <= most:

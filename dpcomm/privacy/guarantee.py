@@ -94,9 +94,9 @@ class Guarantee:
 
     def __post_init__(self):
         _check_guarantee(self)
-        for name in ("eps", "delta"):
-            object.__setattr__(self, name, float(getattr(self, name)))
-        object.__setattr__(self, "premises", dict(self.premises))
+        how = dict(eps=float, delta=float, premises=dict, rounds=lambda n: n and int(n))
+        for name, kind in how.items():
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
     def __str__(self):
         return _sentence(self)

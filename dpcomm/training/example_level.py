@@ -12,9 +12,9 @@ from scipy.special import expit, ndtr
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..core.checks import check_choice
+from ..core.checks import check_between, check_choice
 from ..core.random import bernoulli, drawing, normal
-from ..core.vectors import unpack
+from ..core.vectors import check_vector, unpack
 from ..mechanisms import imvu
 from ..mechanisms.gaussian import Gaussian
 from ..mechanisms.imvu import Imvu
@@ -63,6 +63,7 @@ def release(mechanism, total: Tensor, rng: np.random.Generator) -> Tensor:
     Returns: (d,) what the server decodes.
     """
     check_mechanism(mechanism)
+    total = check_vector("total", total)
     if isinstance(mechanism, Gaussian):
         return total + mechanism.std * normal(total.shape, rng)
     exact, levels = total.double().numpy(), mechanism.values(len(total))
@@ -118,13 +119,9 @@ def guarantee(mechanism, most: int, delta: float = 1e-5) -> Guarantee:
     delta: in (0, 1).
     Returns: unit example, relation zero-out, trust local, no sampling.
     """
-    proved = check_mechanism(mechanism).guarantee(
-        rounds=int(most),
-        delta=delta,
-        relation="zero-out",
-        accountant=ACCOUNTANT[type(mechanism)],
-        unit="example",
-    )
+    accountant = ACCOUNTANT[type(check_mechanism(mechanism))]
+    run = dict(rounds=check_between("most", most, 1), delta=delta, unit="example")
+    proved = mechanism.guarantee(**run, relation="zero-out", accountant=accountant)
     whose = f"for the client drawn most often, in {most} rounds; sizes of clients are public"
     coins = "coins in floating point: for simulation"
     return proved.noting(whose, "" if isinstance(mechanism, Gaussian) else coins)

@@ -78,7 +78,7 @@ def refused(cls) -> tuple:
     "Arguments, merged into a release, of guarantees that it cannot give."
     families = {
         contract.Local: (dict(d=0), dict(d=2.5)),
-        contract.LocalRenyi: (dict(relation="add-remove"), NOBODY, NO_ENTRIES),
+        contract.LocalRenyi: (dict(relation="add-remove"), NOBODY, dict(d=2.5)),
         noisy_sums.Central: (dict(COHORT, sampling="replacement"), UNKNOWN),
         noisy_sums.Summed: (UNKNOWN, dict(sampling="fixed"), SWAPPED),
         noisy_sums.OnRing: (dict(d=None), LOCAL),
@@ -109,7 +109,6 @@ THREE = mvu.Table(
 )
 COHORT = dict(n_clients=100, cohort=10)
 UNKNOWN, NOBODY = dict(sampling="poisson"), dict(unit="nobody")
-NO_ENTRIES = dict(accountant="exact-balle", d=0)
 RENYI = dict(accountant="rdp-balle")  # which proves less than losses do
 SWAPPED = dict(COHORT, sampling="poisson", relation="replace", **RENYI)
 LOCAL = dict(relation="local", **RENYI)

@@ -646,11 +646,10 @@ def test_damaged_messages_are_refused(case):
 
 @each
 def test_a_guarantee_is_complete_and_grows_with_rounds(case):
-    mechanism, rounds = case.make(7), case.release["rounds"]
-    few, more = (
-        mechanism.guarantee(**(case.release | dict(rounds=n)))
-        for n in (rounds, 10 * rounds)
-    )
+    mechanism, n = case.make(7), case.release["rounds"]
+    runs = (case.release | dict(rounds=m) for m in (n, 10 * n, np.int64(n)))
+    few, more, same = (mechanism.guarantee(**run) for run in runs)
+    assert repr(same) == repr(few), "numpy's numbers become plain ones"
     for g in (few, more):
         assert isinstance(g, Guarantee) and g.scope == "total"
         assert g.unit and g.relation and g.accountant and g.trust

@@ -20,9 +20,8 @@ from dpcomm.mechanisms.mvu import Mvu, law, renyi_curve
 from dpcomm.mechanisms.mvu_table import Table, relaxed, solve, two_symbols
 from dpcomm.privacy import audit
 
-SMALL = [(2.0, 3, 4, "strict"), (1.0, 5, 4, "strict"), (4.0, 5, 4, "metric")]
-SMALL += [(2.0, 3, 4, "metric")]
-small = tabled("problem", SMALL)
+SMALL = [(2.0, 3, 4, "strict"), (2.0, 3, 4, "metric")]
+small = tabled("problem", [*SMALL, (1.0, 5, 4, "strict"), (4.0, 5, 4, "metric")])
 
 
 def textbook(eps, alphabet, n, constraint):
@@ -54,6 +53,8 @@ def verify(table):
 # ---- tables
 
 GOOD = dict(eps=math.log(3), alphabet=(-0.5, 1.5), rows=((0.75, 0.25), (0.25, 0.75)))
+MANY = np.exp(np.linspace(0, 1, 257)) / np.exp(np.linspace(0, 1, 257)).sum()
+STEPS = np.linspace(-0.5, 0.5, 257) / (MANY @ np.linspace(-1, 1, 257))
 
 
 @tabled(
@@ -65,6 +66,7 @@ GOOD = dict(eps=math.log(3), alphabet=(-0.5, 1.5), rows=((0.75, 0.25), (0.25, 0.
         dict(rows=((0.75, 0.25), (0.25, 0.75 + 1e-9))),
         dict(rows=((1.0, 0.0), (0.0, 1.0)), alphabet=(0.0, 1.0)),
         dict(rows=((0.75, 0.25),)),
+        dict(alphabet=tuple(0.5 + STEPS), rows=(tuple(MANY[::-1]), tuple(MANY))),
     ],
 )
 def test_a_table_that_is_not_one_is_refused(change):

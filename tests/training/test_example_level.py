@@ -4,6 +4,8 @@ are accounted, runs that resume.
 Statistical tests have false-alarm rate 1e-6 and fixed seeds.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -118,20 +120,18 @@ def test_every_mechanism_states_the_gaussian_curve_for_one_example():
     for mech, sigma in ((GAUSS, 4.0), (SIGN, 4.0), (IMVU, 2 / 0.5)):
         for most in (1, 7):
             proved = example_level.guarantee(mech, most)
-            expected = gaussian_guarantee(
-                sigma,
-                1e-5,
-                rounds=most,
-                relation="zero-out",
-                trust="local",
-                accountant="rdp-balle",
-                unit="example",
-            ).eps
+            run = dict(rounds=most, relation="zero-out", trust="local", unit="example")
+            run |= dict(accountant="rdp-balle")
+            expected = gaussian_guarantee(sigma, 1e-5, **run).eps
             assert proved.eps == pytest.approx(expected, rel=1e-9)
             about = proved.unit, proved.relation, proved.trust, proved.sampling
             assert about == ("example", "zero-out", "local", "none")
             assert f"drawn most often, in {most} rounds" in proved.note
             assert proved.scope == "total" and "floating point" in proved.note
+        with pytest.raises(ValueError, match="most"):
+            example_level.guarantee(mech, 1.9)
+        with pytest.raises(ValueError, match="total"):
+            example_level.release(mech, torch.tensor([math.nan]), seed_tree(0))
 
 
 # ---- rounds and runs
