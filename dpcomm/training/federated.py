@@ -475,9 +475,10 @@ def simulate(
     if adaptive is not None:
         adaptive.split(task.mechanism, task.config.cohort)  # or why it cannot move
         extra["adaptive"], marks["adaptive"] = adaptive, repr(adaptive)
-    if extra and advance is not one_round:
+    if (extra or deployment) and advance is not one_round:
         raise ValueError(
-            "weights and adaptive need advance=federated.one_round: leave them out"
+            "weights, a deployment and adaptive need advance=federated.one_round: leave"
+            " them out, and pass the algorithm's own guarantee="
         )
     notes = [_fewer_steps(task)]
     if (eps or deployment) and not getattr(task.mechanism, "relations", True):

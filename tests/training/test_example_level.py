@@ -19,6 +19,7 @@ from dpcomm.core.random import seed_tree
 from dpcomm.core.vectors import flatten, groups, pack
 from dpcomm.datasets import images as data
 from dpcomm.mechanisms import contract
+from dpcomm.mechanisms.deployments import Deployment
 from dpcomm.privacy.accounting import gaussian_guarantee
 from dpcomm.training import example_level, federated, models, state
 from dpcomm.training.federated import Config, Task
@@ -29,15 +30,8 @@ GAUSS = contract.mechanism(
     "gaussian", clip_norm=2.0, sigma=4.0, local=True, exact=False
 )
 ALL = pytest.mark.parametrize("mech", [GAUSS, SIGN, IMVU], ids=lambda m: m.name)
-CONFIG = Config(
-    rounds=4,
-    cohort=2,
-    lr=0.1,
-    server="momentum",
-    server_lr=1.0,
-    momentum=0.9,
-    eval_every=2,
-)
+SERVER = dict(server="momentum", server_lr=1.0, momentum=0.9)
+CONFIG = Config(rounds=4, cohort=2, lr=0.1, eval_every=2, **SERVER)
 
 
 def images(n, *path):
@@ -180,6 +174,12 @@ def test_runs_repeat_and_count_their_bits(mech):
     assert run.ledger.header_bits == 4 * 2 * mech.bits(7850).header
     assert [h["round"] for h in run.history] == [2, 4]
     assert all(np.isfinite(h["loss"]) for h in run.history)
+
+
+def test_the_tighter_epsilon_of_a_deployment_is_not_stated():
+    where = Deployment(4, 2, 4, 1e-5, sampling="fixed", trust="local", unit="example")
+    with pytest.raises(ValueError, match="the algorithm's own guarantee="):
+        trained(SIGN, deployment=where)
 
 
 def test_a_task_s_own_loss_is_what_is_trained():
